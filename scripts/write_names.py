@@ -1,6 +1,7 @@
-"""Write the names of each plug-in's products into its presence.json, and all of them for the conformance suite.
+"""Write what follows from the catalogs of the plug-ins in this repository: ``python scripts/write_names.py``.
 
-``python scripts/write_names.py``. The suite compares a plug-in with all vendors, installed or not.
+These are a copy of each catalog that is read faster, the names of its products in the plug-in's presence.json, and all
+names for the conformance suite, which compares a plug-in with all vendors, installed or not.
 """
 
 import json
@@ -8,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from anyaccel.kit import Catalog
 from anyaccel.vendors.process import known
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +19,8 @@ KNOWN_NAMES = ROOT / "extras" / "testing" / "src" / "anyaccel_testing" / "known_
 
 def main() -> None:
     """Write the files of all plug-ins in this repository."""
+    for path in PLUGINS.glob("*/src/*/*.toml"):
+        Catalog(str(path), path.name).keep()
     found, problems = known()
     if problems:
         sys.exit("\n".join(map(str, problems)))

@@ -61,12 +61,28 @@ def test_a_name_says_which_plug_in_to_install(core_alone, arguments):
     [
         ("import anyaccel; anyaccel.Pool(engine='ray')", "ray"),
         ("import anyaccel; anyaccel.Pool(engine='dask')", "dask"),
+        ("import anyaccel; anyaccel.load_ipython_extension(None)", "notebook"),
     ],
 )
 def test_python_says_what_to_install(core_alone, code, extra):
     done = core_alone("-c", code)
     assert done.returncode == 1
     assert f"pip install 'anyaccel[{extra}]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_notebook_shows_what_to_install_without_a_traceback(core_alone):
+    """IPython asks an error for its lines by this method."""
+    code = """
+import anyaccel
+try:
+    anyaccel.load_ipython_extension(None)
+except anyaccel.UsageError as error:
+    print(*error._render_traceback_(), sep="\\n")
+"""
+    assert core_alone("-c", code).stdout.splitlines() == [
+        "anyaccel: the magic %accel is in the extra 'notebook', which is not installed",
+        "anyaccel: pip install 'anyaccel[notebook]'",
+    ]
 
 
 def test_help_lists_what_is_there_and_names_the_rest(core_alone):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
+from pathlib import Path
+
 import pytest
 from anyaccel.kit import Catalog, Fault, pci_name, tag
 from anyaccel.kit.catalog import look_up
@@ -67,10 +71,18 @@ pci = [0x1002]
 """
 
 
-@pytest.fixture
-def catalog(tmp_path):
+ROOT = Path(__file__).parents[2]
+CATALOGS = sorted(ROOT.glob("plugins/*/src/*/*.toml"))
+
+
+@pytest.fixture(params=["as it is written", "kept"])
+def catalog(tmp_path, request, monkeypatch):
     (tmp_path / "products.toml").write_text(TEXT)
-    return Catalog(str(tmp_path / "__init__.py"))
+    catalog = Catalog(str(tmp_path / "__init__.py"))
+    if request.param == "kept":
+        catalog.keep()
+        monkeypatch.setitem(sys.modules, "tomllib", None)
+    return catalog
 
 
 def test_a_product_has_what_the_file_says_and_the_defaults(catalog):
@@ -144,6 +156,35 @@ def test_ids_that_are_no_products_have_names(catalog):
     assert catalog.pci_name(0x2000, 0xC8) == "Acme Old XT"
     assert catalog.pci_name(0x2000, 0xC9) == catalog.pci_name(0x2000) == "Acme Old"
     assert catalog.pci_name(0x2001) == ""
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda toml, _: toml.write_text(TEXT.replace("Acme One Server", "Acme Uno")),
+        lambda toml, kept: (toml.write_text(TEXT.replace("Acme One Server", "Acme Uno")), kept.write_text("{")),
+        lambda toml, kept: (toml.write_text(TEXT.replace("Acme One Server", "Acme Uno")), kept.write_text("[1]")),
+        lambda toml, kept: (toml.write_text(TEXT.replace("Acme One Server", "Acme Uno")), kept.unlink()),
+    ],
+    ids=["another catalog", "no JSON", "other JSON", "none"],
+)
+def test_a_copy_that_is_not_of_this_catalog_is_ignored(tmp_path, spoil):
+    toml = tmp_path / "products.toml"
+    toml.write_text(TEXT)
+    Catalog(str(tmp_path / "__init__.py")).keep()
+
+    spoil(toml, tmp_path / "products.json")
+
+    assert Catalog(str(tmp_path / "__init__.py")).by_pci(0x1001).model == "Acme Uno"
+
+
+@pytest.mark.parametrize("path", CATALOGS, ids=lambda path: f"{path.parts[-2]}-{path.stem}")
+def test_the_copy_of_a_catalog_says_what_the_catalog_says(path, monkeypatch):
+    """``python scripts/write_names.py`` writes the copies."""
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+
+    assert Catalog(str(path), path.name).data == written
 
 
 def test_a_size_that_is_none_is_refused(tmp_path):

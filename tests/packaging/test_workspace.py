@@ -42,10 +42,10 @@ def test_every_distribution_is_an_extra_of_the_core():
         own, *others = extras[name]
         assert own == f"anyaccel-{name}{BOUNDS}"
         assert [re.split("[<>=]", other)[0] for other in others] == BRINGS.get(name, [])
-    for name in ("joblib", "optuna"):
-        own, framework = extras[name]
+    for name, framework in {"joblib": "joblib", "notebook": "ipython", "optuna": "optuna"}.items():
+        own, other = extras[name]
         assert own == f"anyaccel-integrations{BOUNDS}"
-        assert framework.startswith(f"{name}>=")
+        assert other.startswith(f"{framework}>=")
     assert extras["all"] == [f"anyaccel[{','.join(BESIDE)}]"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.cli._completer import _requests
+from anyaccel.cli.completion import _requests
 from anyaccel.cli.parser import dispatch
 from anyaccel.errors import RequestError
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState

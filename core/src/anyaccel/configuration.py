@@ -6,9 +6,10 @@ another file. The table of settings is in :mod:`anyaccel.settings`, which is loa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from anyaccel.errors import ConfigurationError
@@ -94,46 +95,29 @@ def user(environ: Mapping[str, str] | None = None) -> Configuration:
     return _read(path, "user", {0, os.geteuid()}) if path else _nothing(path)
 
 
-def read_draft(path: str, kind: str) -> Configuration:
-    """Read a file that is not in its place yet: any user may own the file, but no other user may write to it.
+def find_reader(path: str) -> tuple[str, Callable[[], Configuration]]:
+    """Return the kind of a configuration file, ``machine`` or ``user``, and the function that reads the file.
+
+    A file in its place is read like :func:`machine` or :func:`user`. Elsewhere the tables decide, and a file without a
+    known table counts as the machine's; any user may own such a file, but no other user may write to it.
 
     Args:
         path: The file.
-        kind: Kind of the file; see :func:`find_kind`.
-
-    Raises:
-        ConfigurationError: When the file cannot be read, has a wrong entry, or can be written by other users.
-    """
-    return _read(path, kind, None)
-
-
-def find_kind(path: str, environ: Mapping[str, str] | None = None) -> tuple[str, bool]:
-    """Return the kind of a configuration file, ``machine`` or ``user``, and whether the file is in its place.
-
-    Elsewhere the tables decide; a file without a known table counts as the machine's.
-
-    Args:
-        path: The file.
-        environ: As for :func:`user`.
     """
     import tomllib
 
     from anyaccel.settings import settings_of
 
-    mine = user_file(environ)
-    if os.path.realpath(path) == os.path.realpath(MACHINE_FILE):
-        return "machine", True
-    if mine and os.path.realpath(path) == os.path.realpath(mine):
-        return "user", True
+    for kind, place, read in (("machine", MACHINE_FILE, machine), ("user", user_file(), user)):
+        if place and os.path.realpath(path) == os.path.realpath(place):
+            return kind, read
     tables: set[str] = set()
     if os.path.isfile(path):
-        try:
-            with open(path, "rb") as file:
-                tables = set(tomllib.loads(file.read(_MOST_BYTES).decode()))
-        except (OSError, ValueError, RecursionError):  # read_draft() reports the error
-            tables = set()
+        with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:  # reading reports it
+            tables = set(tomllib.loads(file.read(_MOST_BYTES).decode()))
     of_machine, of_user = ({each.key.partition(".")[0] for each in settings_of(kind)} for kind in ("machine", "user"))
-    return ("user" if tables & of_user and not tables & of_machine else "machine"), False
+    kind = "user" if tables & of_user and not tables & of_machine else "machine"
+    return kind, lambda: _read(path, kind, None)
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> str:
@@ -174,28 +158,28 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
     try:
         os.stat(path)  # mostly there is no file, and stat works without free descriptors
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+        try:
+            found = os.fstat(descriptor)
+            if owners is None:
+                _trust(path, "user", found, {found.st_uid})
+            else:
+                # In a user namespace where root has no number, root's files seem to belong to an unmapped number.
+                _trust(path, kind, found, {*owners, os.stat("/").st_uid})
+            # With ctime: mtime can be set back, and an editor may keep the inode.
+            identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+            known = _KNOWN.get(path)
+            if known is not None and known[0] == identity:
+                return known[1]
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(_MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return _nothing(path)
     except OSError as error:
-        raise _unreadable(path, error) from error
-    try:
-        found = os.fstat(descriptor)
-        if owners is None:
-            _trust(path, "user", found, {found.st_uid})
-        else:
-            # In a user namespace where root has no number, root's files seem to belong to an unmapped number.
-            _trust(path, kind, found, {*owners, os.stat("/").st_uid})
-        # With ctime: mtime can be set back, and an editor may keep the inode.
-        identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
-        known = _KNOWN.get(path)
-        if known is not None and known[0] == identity:
-            return known[1]
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    finally:
-        os.close(descriptor)
+        raise ConfigurationError(
+            f"{printable(path)!r} cannot be read: {error.strerror}", hint="let its owner make it readable for all"
+        ) from error
     if len(content) > _MOST_BYTES:
         raise ConfigurationError(f"{printable(path)!r} must be at most 1 MiB", hint="is it the right file?")
     from anyaccel.settings import read_values  # most users have no file
@@ -210,13 +194,6 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
 def _nothing(path: str) -> Configuration:
     """Return the configuration of a missing file."""
     return Configuration(path=path)
-
-
-def _unreadable(path: str, error: OSError) -> ConfigurationError:
-    """Make the error for a file that cannot be read because of ``error``."""
-    return ConfigurationError(
-        f"{printable(path)!r} cannot be read: {error.strerror}", hint="let its owner make it readable for all"
-    )
 
 
 _KNOWN: dict[str, tuple[tuple[int, ...], Configuration]] = {}

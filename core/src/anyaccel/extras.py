@@ -6,7 +6,7 @@ from anyaccel.errors import UsageError
 
 COMMANDS = {
     "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "redo": "jobs", "report": "jobs",
-    "metrics": "jobs",
+    "metrics": "jobs", "adopt": "jobs", "drain": "jobs", "undrain": "jobs", "reserve": "jobs",
     "export": "export", "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
     "kubernetes": "kubernetes",
 }  # fmt: skip

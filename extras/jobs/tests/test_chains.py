@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from anyaccel.cli import moment
 from anyaccel.ledger import Ledger
 from anyaccel.model import replace
 from anyaccel_jobs import jobs as jobs_
+from anyaccel_jobs.moments import moment
 from terminals import assert_plain, run_on_terminal
 from waiting import until
 

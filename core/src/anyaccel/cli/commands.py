@@ -5,7 +5,7 @@ points of the group ``anyaccel.options``, each with the name of a command and a 
 ``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status, or None if none of
 its options was given. For ``cancel`` it has ``list_own()``, which returns identities of waiting things, of running
 things, and process ids of the former, and ``cancel(what, grace)``, which returns a message for the user, or None for an
-identity of another kind.
+identity of another kind. For ``notebook``, which is no command, it has ``load_ipython_extension(shell)``.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _summary(distribution: str) -> str:
 
 
 def extensions(command: str) -> list[Any]:
-    """Return the extension modules of a command.
+    """Return the extension modules of a command, or of ``notebook``.
 
     Raises:
         CommandNotRunnableError: When a module cannot be imported.

@@ -70,11 +70,8 @@ def _check(args: argparse.Namespace) -> int:
     path = os.path.abspath(args.check)
     if not os.path.exists(path):
         raise UsageError(f"--check must be a file (got {printable(args.check)!r}, which cannot be found)")
-    kind, in_place = configuration.find_kind(path)
-    if in_place:
-        found = tuple(diagnose_file(configuration.machine if kind == "machine" else configuration.user))
-    else:
-        found = tuple(diagnose_file(lambda: configuration.read_draft(path, kind)))
+    kind, read = configuration.find_reader(path)
+    found = tuple(diagnose_file(read))
     if args.json:
         findings = [finding_json(each) for each in found]
         output.print_json("config_check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})

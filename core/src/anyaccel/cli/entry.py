@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             return 0
     if "_ARGCOMPLETE" in os.environ:
-        from anyaccel.cli._completer import complete
+        from anyaccel.cli.completion import complete
 
         complete()
     if (arguments[0] if arguments else "status").partition("=")[0] in EARLY:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 
 import anyaccel
 from anyaccel.cli import output
@@ -44,52 +43,6 @@ def duration(text: str) -> float:
     except ValueError as error:
         raise _refused(str(error)) from None
     return BareSeconds(seconds) if text[-1:].isdecimal() and ":" not in text else seconds
-
-
-def moment(*, ahead: bool) -> Callable[[str], float]:
-    """Return a parser of local times, as seconds since 1970, see :func:`read_moment`; a duration counts from now."""
-    return lambda text: read_moment(text, time.time(), ahead=ahead)
-
-
-def end_moment(text: str) -> Callable[[float], float]:
-    """Turn the end of a period into a function of its start: a time after the start, or a duration such as 4h.
-
-    Raises:
-        argparse.ArgumentTypeError: When the text is neither.
-    """
-    read_moment(text, time.time(), ahead=True)
-    return lambda begin: read_moment(text, begin, ahead=True)
-
-
-def read_moment(text: str, start: float, *, ahead: bool) -> float:
-    """Turn ``now``, ``2h``, ``14:30``, ``2026-12-01`` or ``2026-12-01 14:30`` into seconds since 1970.
-
-    Args:
-        text: The text.
-        start: The time from which a duration or a time without a date counts.
-        ahead: Whether it counts forward; else back.
-
-    Raises:
-        argparse.ArgumentTypeError: When the text is no time and no duration.
-    """
-    import datetime as dt  # late: few commands take a time
-
-    if text == "now":
-        return time.time()
-    with contextlib.suppress(ValueError):
-        return start + parse_duration(text) * (1 if ahead else -1)
-    # Without a time zone until the end: the day before or after may have another offset.
-    base = dt.datetime.fromtimestamp(start)  # noqa: DTZ006 - local time is meant
-    try:
-        if len(text) > len("14:30") or ":" not in text:
-            return dt.datetime.fromisoformat(text).timestamp()
-        found = dt.datetime.combine(base.date(), dt.time.fromisoformat(text.zfill(5)))
-        if (found < base) if ahead else (found > base):
-            found += dt.timedelta(days=1 if ahead else -1)
-        return found.timestamp()
-    except (ValueError, OverflowError):
-        forms = "must be a time such as 14:30, a date 2026-12-01, both '2026-12-01 14:30', or a duration 2h"
-        raise _refused(f"{forms} (got {text!r:.40})") from None
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:

@@ -191,6 +191,13 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
     say_lines(error.hint)
 
 
+def drop_traceback(error: BaseException) -> None:
+    """Let IPython show an error as the command line does, without the traceback through modules of this project."""
+    told = (str(error) or "interrupted", *getattr(error, "hint", "").splitlines())
+    lines = [printable(f"anyaccel: {each}") for each in told]
+    vars(error)["_render_traceback_"] = lambda: lines  # IPython prints what this returns
+
+
 def device_names(names: Iterable[str]) -> str:
     """Write names of devices as a request has them: ``acme/0-3,6``; ``-`` for none."""
     from anyaccel.model import join_names  # vendors' processes start before it is imported

@@ -8,6 +8,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.inventory.answers": ("VendorNames", "interpret"),
         "anyaccel.inventory.contested": ("contest",),
         "anyaccel.inventory.current": ("ALLOCATION_VARIABLE",),
+        "anyaccel.inventory.declared": ("find_named",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),
     },
 )

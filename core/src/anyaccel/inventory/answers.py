@@ -1,4 +1,4 @@
-"""Interpret the answers of vendors' processes to detection, and decide how long to wait for the rest.
+"""Interpret the answers of vendors' processes to detection.
 
 A device has no tag that is another vendor's key, resource or product.
 """
@@ -15,7 +15,6 @@ from anyaccel.model import (
     Device,
     EnvEdits,
     PluginInfo,
-    Request,
     VendorReport,
     VendorState,
     replace,
@@ -35,10 +34,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.vendors.process import Enough, VendorProcess
-
-GRACE_SECONDS = 0.8
-"""How long a request waits for vendors that it does not name, once the devices of others can serve it."""
 
 MOST_TOLD = 4
 """Most tags that a note names."""
@@ -50,43 +45,6 @@ for kind in (PluginInfo, EnvEdits, Detected):
     hints(kind)
 for pattern in contract.PATTERNS:
     re.compile(pattern)
-
-
-def make_patience(request: Request, present: Mapping[str, Presence | None]) -> Enough:
-    """Return a function for the time that a request waits for vendors without an answer.
-
-    Args:
-        request: The request.
-        present: The vendors that are asked, with their signs; one without known names may be the one that is meant.
-    """
-    terms = [{name.casefold() for name in term.names} for term in request.terms]
-    named = set().union(*terms)
-    awaited = {
-        vendor
-        for vendor, signs in present.items()
-        if signs is None or not signs.resource or not named.isdisjoint(signs.list_names(vendor))
-    }
-
-    def enough(outcomes: Mapping[VendorProcess, Outcome]) -> float | None:
-        heard = {process.source.vendor: outcome for process, outcome in outcomes.items()}
-        if not awaited <= heard.keys():
-            return None
-        offered = [names for vendor, outcome in heard.items() for names in _offered(vendor, outcome)]
-        return GRACE_SECONDS if all(any(names & term for names in offered) for term in terms) else None
-
-    return enough
-
-
-def _offered(vendor: str, outcome: Outcome) -> list[set[str]]:
-    """Return the names of each device in an unchecked answer."""
-    try:
-        info, detected = outcome.value["info"], outcome.value["detected"]
-        return [
-            {name.casefold() for name in (vendor, info["resource"], *device.get("tags", ()))}
-            for device in detected["devices"]
-        ]
-    except (AttributeError, LookupError, TypeError):
-        return []
 
 
 def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:

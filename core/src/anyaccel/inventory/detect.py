@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.durations import Duration
-    from anyaccel.model import Inventory, Request
+    from anyaccel.model import Inventory
     from anyaccel.probe.machine import Machine
 
 
@@ -22,7 +22,6 @@ def detect(
     declare: Mapping[str, int] | None = None,
     timeout: Duration = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
-    request: Request | None = None,
     everybody: bool = False,
 ) -> Inventory:
     """Detect the accelerators of a machine.
@@ -37,7 +36,6 @@ def detect(
         declare: Number of devices by resource name, whatever is found; see :func:`anyaccel.declare`.
         timeout: Time that each vendor may take; all run at once.
         environ: The environment whose variables count; the environment of this process when None.
-        request: The request to be served. Once the vendors that it names have answered, other vendors get less time.
         everybody: Whether to ask vendors that are certainly absent, too.
 
     Raises:
@@ -56,7 +54,7 @@ def detect(
     from anyaccel.inventory.find import find
 
     seconds = read_seconds("timeout", timeout)
-    return find(machine, declare=declare, timeout=seconds, environ=environ, request=request, everybody=everybody)
+    return find(machine, declare=declare, timeout=seconds, environ=environ, everybody=everybody)
 
 
 def survey(inventory: Inventory | None, machine: str | Machine | None = None, **where: Any) -> Inventory:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from collections.abc import Mapping, Sequence
 
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
-from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
+from anyaccel.model import Device, Inventory, Problem, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors import begin, do_meanwhile
@@ -29,7 +28,6 @@ def find(
     declare: Mapping[str, int] | None,
     timeout: float,
     environ: Mapping[str, str],
-    request: Request | None,
     everybody: bool,
 ) -> Inventory:
     """Detect the accelerators of a machine; see :func:`anyaccel.detect`, which has started the fork server."""
@@ -55,7 +53,7 @@ def find(
     found: list[Device] = []
     if present or where.simulated:  # without a plug-in, to refuse the product
         begin()
-        asked, found = _ask(where, sources, said, present, request, facts=facts, timeout=timeout, environ=environ)
+        asked, found = _ask(where, sources, said, present, facts=facts, timeout=timeout, environ=environ)
         reports += asked
     reports.sort(key=lambda report: report.vendor)  # answers come in any order
     devices = narrow(found, where, environ)  # after contest(), which needs the full devices of both vendors
@@ -87,7 +85,6 @@ def _ask(
     sources: Sequence[Source],
     said: Mapping[str, Presence | None],
     present: Mapping[str, Presence | None],
-    request: Request | None,
     *,
     facts: Facts | None,
     timeout: float,
@@ -101,13 +98,11 @@ def _ask(
         do_meanwhile(_import_rest)
     detect = functools.partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
-    enough = None if request is None else answers.make_patience(request, present)
-    began = time.monotonic()
-    outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
+    outcomes, _ = detect(machine, vendors=present, more={each: {"names": True} for each in unnamed})
     if machine.text == HOST:
         from anyaccel.inventory.hangs import remember
 
-        remember(outcomes, timeout, time.monotonic() - began, environ)
+        remember(outcomes, timeout, environ)
     names = answers.VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
     )

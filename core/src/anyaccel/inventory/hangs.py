@@ -65,22 +65,19 @@ def recall(sources: Sequence[Source], seconds: float, environ: Mapping[str, str]
     return found
 
 
-def remember(
-    outcomes: Mapping[str, tuple[Source, Outcome]], seconds: float, waited: float, environ: Mapping[str, str]
-) -> None:
+def remember(outcomes: Mapping[str, tuple[Source, Outcome]], seconds: float, environ: Mapping[str, str]) -> None:
     """Store which vendors hung, and forget the hangs of vendors that answered.
 
     Args:
         outcomes: Outcomes of a detection of the host, by vendor.
         seconds: Time limit of the detection.
-        waited: Duration of the detection in seconds. A vendor that was given up earlier did not hang.
         environ: The environment, which names the cache directory.
     """
     known = _read(environ)
     hung = [
         Hang(vendor=vendor, seconds=seconds, since=time.time(), reason=outcome.reason)
         for vendor, (_, outcome) in outcomes.items()
-        if outcome.fault == "timeout" and waited >= seconds
+        if outcome.fault == "timeout"
     ]
     kept = [hang for hang in known if hang.vendor not in outcomes and 0 <= time.time() - hang.since < MEMORY_SECONDS]
     path = _path(environ)

@@ -15,7 +15,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.launch": ("AcquireOptions", "Launch"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
-        "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
+        "anyaccel.launcher.schedulers": ("count_capacity",),
         "anyaccel.launcher.start": (
             "JOB_NAME",
             "become",
@@ -24,7 +24,8 @@ __all__, __getattr__, __dir__ = face(
             "make_start_error",
             "start_detached",
         ),
-        "anyaccel.launcher.use": ("refuse_if_loaded",),
+        "anyaccel.launcher.scope": ("Scope",),
+        "anyaccel.launcher.use": ("get_process_lease", "refuse_if_loaded"),
     },
 )
 __all__ += ["time_limit"]

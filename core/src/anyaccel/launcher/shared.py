@@ -11,25 +11,25 @@ from functools import cache
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
-from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.open_lease import OpenLease
+from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits
 from anyaccel.ledger import LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
-from anyaccel.model import Allocation, Extent, Inventory, replace
+from anyaccel.model import NOTHING, Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
-from anyaccel.scheduler.books import RequestPlan
+from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.ticket import notify
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from anyaccel.launcher.launch import AcquireOptions
-    from anyaccel.launcher.scope import Scope
     from anyaccel.ledger import Lease
     from anyaccel.model import Request
 
@@ -40,15 +40,14 @@ class SharedScheduler(Scheduler):
     """A scheduler with leases for allocations and the machine's queue; see :func:`open_scheduler`.
 
     Each request that waits has a ticket in the machine's queue. One thread waits for all schedulers of this process.
-    Each question rebuilds the books of the base class from the leases.
+    The books of the base class have only what :meth:`occupy` counts; each question makes books from the leases.
     """
 
     def __init__(self, inventory: Inventory, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__(inventory, validate=validate, known=KnownNames())
+        super().__init__(inventory, validate, KnownNames())
         self._environ = dict(os.environ) if environ is None else environ
         self._ledger = Ledger.open(self._environ)
         self._leases: dict[str, OpenLease] = {}
-        self._others: set[str] = set()
         self._waits: dict[int, _QueuedRequest] = {}
 
     def release(self, allocation: Allocation) -> None:
@@ -62,11 +61,9 @@ class SharedScheduler(Scheduler):
             ValueError: If the allocation is not held by this scheduler.
         """
         opened = self._leases.get(allocation.id)
-        if opened is None or allocation.id in self._held:  # else an interrupt has cut off an earlier call
+        if opened is None:
             super().release(allocation)
-        if opened is not None:
-            with self._lock:
-                self._remove_lease(opened)
+        else:
             opened.end_lease()
             self._leases.pop(allocation.id, None)  # last: after an interrupt, a second call does all of it again
 
@@ -89,9 +86,7 @@ class SharedScheduler(Scheduler):
             KeyError: If no device has this id.
             LedgerError: If the ledger cannot be read.
         """
-        with self._lock:
-            self._read_leases()
-        return super().free(device_id)
+        return self._read_leases()[1].free(device_id)
 
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
         """Return the allocations of a device by the leases, read anew; that of another process has the lease's id.
@@ -103,9 +98,8 @@ class SharedScheduler(Scheduler):
             KeyError: If no device has this id.
             LedgerError: If the ledger cannot be read.
         """
-        with self._lock:
-            self._read_leases()
-        return super().holders(device_id)
+        own = self._held | {key: opened.allocation for key, opened in tuple(self._leases.items())}
+        return tuple(own.get(each.id, each) for each in self._read_leases()[1].holders(device_id))
 
     # Leases, with the lock held
 
@@ -113,8 +107,7 @@ class SharedScheduler(Scheduler):
         """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices.
 
         The machine keeps its former name, since leases have the name. Waits of requests that fit no more are stopped,
-        but those requests keep their place in case they fit again. Entries of other holders' leases are removed from
-        the books until the next reading.
+        but those requests keep their place in case they fit again.
 
         Args:
             machine: Key of the machine's books, which is empty.
@@ -128,51 +121,43 @@ class SharedScheduler(Scheduler):
             ValueError: If two devices have one id; then the machine stays as it was.
             RuntimeError: If a request waits, and the process is exiting.
         """
-        self._drop_others()
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
         settled = super()._update(machine, inventory)
-        tickets = {ticket.number: ticket for ticket in self._queue}
-        for number in self._waits.keys() - tickets.keys():  # the request runs on the CPU
-            self._waits.pop(number).stop()
-        for number, ticket in tickets.items():
+        for ticket in settled:  # they run on the CPU
+            self._stop_wait(ticket.number)
+        for ticket in tuple(self._queue):
             if not ticket.plan.ever_fits:
-                if number in self._waits:
-                    self._waits[number].stop()
+                if ticket.number in self._waits:
+                    self._waits[ticket.number].stop()
                 continue
             try:
                 self._wait_in_line(ticket)
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
                 self._queue.remove(ticket)
-                self._stop_wait(number)
+                self._stop_wait(ticket.number)
                 settled.append(ticket)
         return settled
 
-    def _read_leases(self, time: float | None = None) -> ActiveLeases:
-        """Enter every active lease of other holders into the books, in place of the last reading; return all leases.
+    def _read_leases(self, time: float | None = None) -> tuple[ActiveLeases, Books]:
+        """Read the active leases, and make books with all leases and the parts that :meth:`occupy` counts.
 
         Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
-        Own allocations are counted again.
 
         Raises:
-            LedgerError: If the ledger cannot be read; then the last reading stays.
+            LedgerError: If the ledger cannot be read.
         """
         held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
-        self._own.list_holders = held.list_holders
-        self._drop_others()
-        self._own.recount()
+        books = Books(self.inventory, validate, self._names, machine="", lock=self._lock)
+        books.list_holders = held.list_holders
+        scope = Scope.make(self.inventory, self._environ)
+        for key, entry in tuple(self._own.held.items()):
+            # By the ledger's names, which a device keeps that is lost or was divided.
+            books.occupy(scope.to_devices(scope.to_ledger(entry.allocation.grants)), key, entry.note)
         for lease, devices in held.devices.items():
-            if lease not in self._own.held:
-                self._own.occupy(devices, lease, "")
-                self._others.add(lease)
-        return held
-
-    def _drop_others(self) -> None:
-        """Remove the entries of the last reading from the books."""
-        for key in self._others:
-            self._own.release(key)
-        self._others.clear()
+            books.occupy(devices, lease, "")
+        return held, books
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return the queue policy's view of a request, with the time limit.
@@ -212,7 +197,6 @@ class SharedScheduler(Scheduler):
             return None
         except BaseException:
             if pending.made is not None:  # it has ended
-                self._remove_lease(pending.made)
                 self._leases.pop(pending.made.allocation.id, None)
             raise
 
@@ -243,40 +227,19 @@ class SharedScheduler(Scheduler):
     def _add_occupied(self, taken: Mapping[str, Extent], scope: Scope) -> Mapping[str, Extent]:
         """Return the taken extents by the ledger's names, with the parts counted by :meth:`occupy`."""
         both = dict(taken)
-        for key, allocation in list(self._held.items()):
-            if key not in self._leases:
-                for name, extent in scope.to_ledger(allocation.grants).items():
-                    both[name] = both[name].joined(extent) if name in both else extent
+        for entry in tuple(self._own.held.values()):
+            for name, extent in scope.to_ledger(entry.allocation.grants).items():
+                both[name] = both.get(name, NOTHING).joined(extent)
         return both
 
     def _take(self, opened: OpenLease) -> Allocation:
-        """Enter a new lease into the books, mark this process for good, and begin the journal entry.
-
-        Entries of other holders' leases are removed until the next reading. Called with the lock held.
-
-        Returns:
-            The allocation.
+        """Keep a new lease, mark this process for good, and begin the journal entry. Returns the allocation.
 
         Raises:
             OSError, ValueError: If the kernel refuses the mark; the caller ends the lease.
         """
-        self._drop_others()  # a question in between has entered this lease as that of another process
-        allocation = opened.allocation
-        self._leases[allocation.id] = opened.mark_process().begin_entry()
-        self._held[allocation.id] = allocation
-        self._own.enter(allocation, opened.note)
-        self._own.recount()
-        return allocation
-
-    def _remove_lease(self, opened: OpenLease) -> None:
-        """Remove a lease from the books of allocations, as far as it was entered. Called with the lock held.
-
-        The lease is not ended, and its record in ``_leases`` stays: the caller ends the lease and removes the record.
-        """
-        key = opened.allocation.id
-        self._held.pop(key, None)
-        if key in self._own.held:
-            self._own.release(key)
+        self._leases[opened.allocation.id] = opened.mark_process().begin_entry()
+        return opened.allocation
 
     # The machine's queue
 
@@ -295,14 +258,14 @@ class SharedScheduler(Scheduler):
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         """Judge a request by leases, withheld devices and earlier requests, then by limits of the user.
 
-        The leases are read anew into the books. Limits do not count for a request that never fits.
+        The leases are read anew. Limits do not count for a request that never fits.
 
         Raises:
             ConfigurationError: If the machine's configuration is invalid or untrusted.
             LedgerError: If the ledger cannot be read.
         """
-        held = self._read_leases(waiting.seconds)
-        verdict = held.add_hints(super()._judge(plan, waiting))
+        held, books = self._read_leases(waiting.seconds)
+        verdict = held.add_hints(super()._judge(RequestPlan([books], plan.request, plan.hosts), waiting))
         if not plan.ever_fits:
             return verdict
         return apply_limits(verdict, self._ledger.over_limits(self._make_request(plan, waiting).want, waiting.priority))
@@ -383,7 +346,7 @@ class _SharedRequest(LeaseRequest):
     Args:
         request: The request.
         options: As for :class:`LeaseRequest`.
-        add_occupied: Adds the parts that the scheduler counts to the taken extents, given with the ledger's names.
+        add_occupied: Adds the parts that the scheduler counts to the taken extents, by the ledger's names.
         wait: The wait in the machine's queue; None for a request that does not wait.
     """
 
@@ -401,9 +364,9 @@ class _SharedRequest(LeaseRequest):
             self.began = wait.began
         self._add_occupied = add_occupied
 
-    def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose free devices like the base class; parts that the scheduler counts are taken, too."""
-        return super().choose(self._add_occupied(taken, self.scope))
+    def find_taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the taken part of each device like the base class, with the parts that the scheduler counts."""
+        return super().find_taken(self._add_occupied(taken, self.scope))
 
     def open_lease(self, lease: Lease | None) -> OpenLease:
         """Make the open lease, without a start plan: no process is started here."""

@@ -9,7 +9,8 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.directory": ("find",),
         "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
         "anyaccel.ledger.ledger": ("Ledger",),
-        "anyaccel.ledger.names": ("boot",),
+        "anyaccel.ledger.machine_policy": ("DeviceBlock",),
+        "anyaccel.ledger.names": ("boot", "without_scope"),
         "anyaccel.ledger.record": ("BLOCKED", "LeaseRecord", "TicketRecord"),
     },
 )

@@ -27,7 +27,7 @@ from anyaccel.ledger.names import hash_device
 from anyaccel.ledger.record import LeaseRecord, since_boot
 from anyaccel.linux import process
 from anyaccel.linux.files import write_whole
-from anyaccel.linux.users import find_groups, group_name, user_name
+from anyaccel.linux.users import find_group, find_groups, find_user, group_name, user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import FOREVER, NO_LIMITS, PLAIN, Block, Limits, Policy
@@ -408,26 +408,6 @@ class _GroupNames(dict[int, str]):
             own = find_groups(key) if self._numbers else ()
             self[key] = next((name for number, name in self._numbers.items() if number in own), "")
         return self[key] or default
-
-
-def find_user(name: str) -> int | None:
-    """Return the number of a user, by name or number; None for an unknown name. A number need not be in use."""
-    import pwd
-
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):  # ValueError for a name with a NUL
-        return None
-
-
-def find_group(name: str) -> int | None:
-    """Return the number of a group, by name or number; None for an unknown name. A number need not be in use."""
-    import grp
-
-    try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
-    except (KeyError, ValueError):
-        return None
 
 
 def unknown_names(configuration: Configuration) -> tuple[str, ...]:

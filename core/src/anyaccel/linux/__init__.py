@@ -5,7 +5,7 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.linux.descriptors": ("list_descriptors",),
+        "anyaccel.linux.descriptors": ("list_descriptors", "list_hardware", "open_devices"),
         "anyaccel.linux.files": ("write_whole",),
         "anyaccel.linux.process": ("pid_namespace",),
         "anyaccel.linux.system": ("call",),
@@ -20,4 +20,4 @@ __all__, __getattr__, __dir__ = face(
         ),
     },
 )
-__all__ += ["mark", "process"]
+__all__ += ["mark", "process", "users"]

@@ -1,6 +1,9 @@
 from anyaccel.linux import mark as mark
 from anyaccel.linux import process as process
+from anyaccel.linux import users as users
 from anyaccel.linux.descriptors import list_descriptors as list_descriptors
+from anyaccel.linux.descriptors import list_hardware as list_hardware
+from anyaccel.linux.descriptors import open_devices as open_devices
 from anyaccel.linux.files import write_whole as write_whole
 from anyaccel.linux.process import pid_namespace as pid_namespace
 from anyaccel.linux.system import call as call

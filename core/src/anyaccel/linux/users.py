@@ -30,6 +30,26 @@ def group_name(gid: int) -> str:
         return str(gid)
 
 
+def find_user(name: str) -> int | None:
+    """Return the number of a user, by name or number; None for an unknown name. A number need not be in use."""
+    import pwd
+
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):  # ValueError for a name with a NUL
+        return None
+
+
+def find_group(name: str) -> int | None:
+    """Return the number of a group, by name or number; None for an unknown name. A number need not be in use."""
+    import grp
+
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError):
+        return None
+
+
 @cache
 def find_groups(uid: int) -> frozenset[int]:
     """Return the numbers of a user's groups, primary or not; empty for a user without an account.

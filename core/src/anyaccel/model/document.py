@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from anyaccel.model._value import Value
-from anyaccel.model.allocation import Allocation, Gang
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE, Device
 from anyaccel.model.inventory import Inventory
 from anyaccel.model.labels import label_faults
-from anyaccel.model.request import Request
+from anyaccel.model.request import Allocation, Gang, Request
 from anyaccel.model.wire import decode, encode
 from anyaccel.text import shown
 

@@ -585,7 +585,7 @@ class Allocator:
         if plan.ever_fits and not ahead and plan.find() is not None:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
-            verdict = judge(plan, self._machines, ahead)
+            verdict = judge(plan, plan.books, ahead)
         over = self._policy.over_limits(waiting, sum_usage(self._counted())) if verdict.ever_fits else ()
         user = "" if waiting.user is None else f"user {waiting.user}"
         limits = [Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over if each.of_devices]

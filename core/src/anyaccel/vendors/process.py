@@ -44,8 +44,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Enough = Callable[[Mapping["VendorProcess", Outcome]], float | None]
-
 
 class VendorProcess(GuardedProcess):
     """A plug-in in its own process.
@@ -177,8 +175,8 @@ class VendorProcess(GuardedProcess):
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
-            outcome = call_all({self: ("hello", {"machine": None}, (), ())}, DEADLINE_SECONDS)[self]
-            if problem := problem_in(self.source, outcome, "anyaccel_hello"):
+            outcome = call_all({self: ("info", {"machine": None}, (), ())}, DEADLINE_SECONDS)[self]
+            if problem := problem_in(self.source, outcome, "anyaccel_info"):
                 raise PluginError(problem)
         if not self._said:
             raise PluginError(describe_breach(self.source, NO_ANSWER, "anyaccel_info"))
@@ -303,7 +301,6 @@ def ask(
     vendors: Iterable[str] | None = None,
     sources: Sequence[Source] | None = None,
     devices: Mapping[str, Sequence[Device]] | None = None,
-    enough: Enough | None = None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Answers, list[Problem]]:
     """Run a function of :mod:`anyaccel.vendors.tasks` for every installed plug-in.
@@ -316,7 +313,6 @@ def ask(
         vendors: Vendors to ask; all when None.
         sources: The plug-ins to choose from; the installed plug-ins when None.
         devices: The devices of the call, by vendor.
-        enough: See :func:`~anyaccel.vendors.guarded.call_all`.
         more: Further arguments of the function, by vendor.
 
     Returns:
@@ -341,7 +337,7 @@ def ask(
         _asked.update({(each.source.vendor, tuple(sys.path)): each for each in chosen})
         for each in chosen:
             each.deaths.clear()
-    outcomes = call_all(calls, timeout, limit=limit, enough=enough)
+    outcomes = call_all(calls, timeout, limit=limit)
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
 

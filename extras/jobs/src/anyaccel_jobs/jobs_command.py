@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyaccel
-from anyaccel.cli import Column, moment, output, print_table
+from anyaccel.cli import Column, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, journal
 from anyaccel.text import clock, elapsed, span
 
 from anyaccel_jobs import supervisor
 from anyaccel_jobs.jobs import STATES, Job, active_jobs, find, jobs, list_ids
+from anyaccel_jobs.moments import moment
 from anyaccel_jobs.supervisor import Supervisor
 
 _RECENT_SECONDS = 86400.0

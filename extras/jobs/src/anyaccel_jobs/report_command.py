@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import anyaccel
-from anyaccel.cli import Column, machine_options, moment, output, print_table, whole
+from anyaccel.cli import Column, machine_options, output, print_table, whole
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.text import clock, elapsed, memory
+
+from anyaccel_jobs.moments import moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

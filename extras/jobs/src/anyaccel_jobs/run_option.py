@@ -33,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Declare ``--detach`` and its further options."""
-    from anyaccel.cli import moment
-
     group = parser.add_argument_group("jobs")
     group.add_argument(
         "--detach", action="store_true", help="wait and run without this terminal, as a job: see 'anyaccel jobs'"
@@ -50,7 +48,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--begin",
         metavar="TIME",
-        type=moment(ahead=True),
+        type=_read_begin,
         help="start at 18:00, at 2026-11-30T18:00, in 2h, or later",
     )
     group.add_argument(
@@ -59,6 +57,12 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         default="",
         help="run COMMAND in a shell at the job's end, however it ended, with ANYACCEL_JOB_STATE and more set",
     )
+
+
+def _read_begin(text: str) -> float:
+    from anyaccel_jobs.moments import moment  # late: few jobs begin at a time
+
+    return moment(ahead=True)(text)
 
 
 def check_job_options(args: argparse.Namespace) -> None:

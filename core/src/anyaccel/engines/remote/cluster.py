@@ -13,13 +13,13 @@ from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from anyaccel.errors import NeverFitsError, UnknownNameError
-from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.call import GangFuture, Options, read_exception
 from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.messages import Message, Pickled, dumps_error
 from anyaccel.scheduler import Scheduler, Verdict
 from anyaccel.scheduler.placement import NameRegistry
+from anyaccel.vendors import KnownNames, validate
 
 FRESH_SECONDS = 5.0
 """Seconds after which the list of nodes is fetched again."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from anyaccel.cli import output
-from anyaccel.cli.options import add_note, name_devices, survey
-from anyaccel.launcher.withhold import drain
-from anyaccel.ledger import Ledger
-from anyaccel.ledger.names import without_scope
+from anyaccel.cli import add_note, name_devices, output, survey
+from anyaccel.ledger import Ledger, without_scope
+
+from anyaccel_jobs.withhold import drain
 
 EXAMPLES = (
     ("sudo anyaccel drain GPU/3 --note 'fan is replaced on Monday'", "give out no more of this device"),

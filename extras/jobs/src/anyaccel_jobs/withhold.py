@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+import anyaccel
 from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
-from anyaccel.inventory.declared import find_named
-from anyaccel.launcher.choosing import local_scheduler, make_choice
-from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import Ledger
-from anyaccel.ledger.machine_policy import DeviceBlock, find_group, find_user
+from anyaccel.inventory import find_named
+from anyaccel.launcher import Scope
+from anyaccel.ledger import DeviceBlock, Ledger
+from anyaccel.linux import users
 from anyaccel.model import Device, Extent, Inventory, Request
-from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
+from anyaccel.scheduler import Choice, Verdict, asked, goes_by, parse_request
+from anyaccel.vendors import KnownNames, validate
 
 
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
@@ -148,20 +149,21 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         raise UsageError("a reservation must end after its start, and in the future")
     if any(term.fraction for term in request.terms) or request.else_cpu:
         raise UsageError(f"a reservation must be of whole devices (got {request})")
-    scope, choice = Scope.make(inventory, os.environ), make_choice(inventory, request)
+    scope = Scope.make(inventory, os.environ)
+    choice = Choice(inventory, request, validate, KnownNames())
     if not choice.ever_fits:
-        local_scheduler(inventory).allocate(request)  # which raises the reason
+        anyaccel.open_scheduler(inventory).allocate(request)  # which raises the reason
 
     def choose(taken: Mapping[str, Extent]) -> frozenset[str] | None:
         grants = choice.choose(scope.to_devices(taken))
         return None if grants is None else scope.keys(share.device.id for grant in grants for share in grant.shares)
 
     group = user.startswith("@")
-    number = find_group(user[1:]) if group else find_user(user)
+    number = users.find_group(user[1:]) if group else users.find_user(user)
     if number is None:
         kind, name, table = ("group", user[1:], "group") if group else ("user", user, "passwd")
         way_out = f"'getent {table}' lists the {kind}s"
-        if not group and find_group(user) is not None:
+        if not group and users.find_group(user) is not None:
             way_out = f"for the members of a group: @{user}"
         raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
     block = Ledger.open().reserve(

@@ -6,12 +6,10 @@ import argparse
 import contextlib
 import select
 
-from anyaccel.cli import output
-from anyaccel.cli.hold import go_on_alone
-from anyaccel.cli.options import acquire, add_note, survey, whole
-from anyaccel.cli.parser import report_errors
-from anyaccel.launcher.behalf import AdoptedProcess
-from anyaccel.launcher.start import start_detached
+from anyaccel.cli import acquire, add_note, go_on_alone, output, report_errors, survey, whole
+from anyaccel.launcher import start_detached
+
+from anyaccel_jobs.adopted import AdoptedProcess
 
 _LARGEST_PID = 1 << 22
 _NAME = "anyaccel-adopt"

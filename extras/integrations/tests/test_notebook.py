@@ -8,14 +8,14 @@ from pathlib import Path
 import anyaccel
 import pytest
 
-NEEDS = "notebooks need nbclient and ipykernel (try: tox -e engines)"
+NEEDS = "notebooks need nbclient and ipykernel (try: tox -e notebooks)"
 nbclient = pytest.importorskip("nbclient", reason=NEEDS)
 nbformat = pytest.importorskip("nbformat", reason=NEEDS)
 pytest.importorskip("ipykernel", reason=NEEDS)
 
 pytestmark = pytest.mark.timeout(300)  # a kernel takes its time to start on a busy machine
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_kernel_gets_devices_by_a_line(run, acme, monkeypatch):
     assert "--note TEXT" in shown[10]
     assert shown[11] == "caught\n"
     assert "Traceback" not in "".join(shown)
-    assert "_notebook.py" not in "".join(shown)
+    assert "notebook.py" not in "".join(shown)
 
 
 def test_a_line_that_fails_stops_the_notebook(run, acme, monkeypatch):

@@ -7,9 +7,9 @@ import subprocess
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.behalf import AdoptedProcess
 from anyaccel.ledger import Ledger
 from anyaccel.model import Inventory
+from anyaccel_jobs.adopted import AdoptedProcess
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes and become another user")
 PLUGIN = """

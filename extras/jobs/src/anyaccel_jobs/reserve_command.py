@@ -7,16 +7,17 @@ the time on at which its leases have ended.
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 
 import anyaccel
-from anyaccel.cli import output
-from anyaccel.cli.options import add_note, end_moment, moment, name_devices, survey
+from anyaccel.cli import add_note, name_devices, output, survey
 from anyaccel.errors import UsageError
-from anyaccel.launcher.withhold import reserve
-from anyaccel.ledger import Ledger
-from anyaccel.ledger.machine_policy import DeviceBlock
-from anyaccel.ledger.names import without_scope
-from anyaccel.linux.users import group_name, user_name
+from anyaccel.ledger import DeviceBlock, Ledger, without_scope
+from anyaccel.linux import users
+
+from anyaccel_jobs.moments import moment, read_moment
+from anyaccel_jobs.withhold import reserve
 
 EXAMPLES = (
     ("sudo anyaccel reserve GPU:4 --from '2026-12-01 09:00' --to 12:00 --for carol", "four devices for a morning"),
@@ -36,10 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=moment(ahead=True),
         help="start: now, 14:30, '2026-12-01 14:30', or in 2h",
     )
-    parser.add_argument("--to", dest="end", metavar="TIME", type=end_moment, help="end: a time, or a duration: 4h")
+    parser.add_argument("--to", dest="end", metavar="TIME", type=_end_moment, help="end: a time, or a duration: 4h")
     parser.add_argument("--for", dest="user", metavar="USER|@GROUP", help="a user or a group, by name or number")
     add_note(parser)
     parser.add_argument("--remove", metavar="ID", action="append", help="remove a reservation")
+
+
+def _end_moment(text: str) -> Callable[[float], float]:
+    """Turn the end of a period into a function of its start: a time after the start, or a duration such as 4h.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is neither.
+    """
+    read_moment(text, time.time(), ahead=True)
+    return lambda begin: read_moment(text, begin, ahead=True)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -84,7 +95,7 @@ def _as_json(block: DeviceBlock) -> dict[str, object]:
         "by": block.by,
         "from": output.moment(block.begin),
         "to": output.moment(block.end),
-        "user": None if block.user is None else user_name(block.user),
-        "group": None if block.group is None else group_name(block.group),
+        "user": None if block.user is None else users.user_name(block.user),
+        "group": None if block.group is None else users.group_name(block.group),
         "request": block.request,
     }

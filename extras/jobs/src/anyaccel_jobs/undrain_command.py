@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from anyaccel.cli import output
-from anyaccel.cli.options import name_devices, survey
-from anyaccel.launcher.withhold import undrain
-from anyaccel.ledger.names import without_scope
+from anyaccel.cli import name_devices, output, survey
+from anyaccel.ledger import without_scope
+
+from anyaccel_jobs.withhold import undrain
 
 EXAMPLES = (
     ("sudo anyaccel undrain GPU/3", "end the drain of a device, and of the devices drained with it"),
