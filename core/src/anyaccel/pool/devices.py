@@ -152,14 +152,6 @@ class WorkerLease(OpenLease):
         """Descriptors of the lease: a worker with copies carries the lease. Empty without a lease and after release."""
         return self.lease.fds if self.lease else ()
 
-    def quarantine(self, reason: str) -> None:
-        """Write into the lease why the devices are kept although their holder was ended.
-
-        No effect without a lease or after the release; a failed write is ignored.
-        """
-        if self.lease:
-            self.lease.quarantine(reason)
-
     def release(self, *, carried: bool = False) -> None:
         """Finish the journal's line, release the devices, start to undo the handover, and call ``on_release``.
 
@@ -211,7 +203,8 @@ class Quarantine:
         """Record devices as kept, and write the reason into the ledger; no effect for the reason recorded last."""
         if self._kept.get(lease) != reason:
             self._kept[lease] = reason
-            lease.quarantine(reason)
+            if lease.lease is not None:
+                lease.lease.quarantine(reason)
 
     def release(self, inventory: Inventory, lease: WorkerLease, gone: Gone) -> None:
         """Release devices: at once after exit status 0, else when the vendor sees nothing of the process on them.

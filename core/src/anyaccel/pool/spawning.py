@@ -13,7 +13,7 @@ import termios
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from anyaccel.errors import WorkerStartError
 from anyaccel.forkserver import client
@@ -23,6 +23,24 @@ from anyaccel.linux.process import describe_end
 from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
 from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
 from anyaccel.pool.reactor import reactor
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from anyaccel.forkserver.client import ProcessOwner
+
+    class WorkerOwner(ProcessOwner, Protocol):
+        """The owner of a worker: the dispatcher's class of workers.
+
+        Attributes:
+            mark: The mark of the process and of everything that it starts; empty before it was sent.
+        """
+
+        mark: Mark
+
+        def read(self) -> None:
+            """Handle messages that have arrived, or the end of the channel."""
+
 
 TARGET = "anyaccel.pool.worker:serve"
 OWN = ("cloudpickle", "anyaccel.pool.worker")
@@ -39,25 +57,6 @@ BUFFER = 1 << 18
 """Size of a channel's buffer in bytes: all pipelined calls of an actor fit into it."""
 ROOM_SECONDS = 0.05
 """Interval in seconds between two attempts to send to a process that does not read its messages."""
-
-
-class WorkerOwner(Protocol):
-    """The receiver of events of a process: the dispatcher's class of workers.
-
-    Attributes:
-        mark: The mark of the process and of everything that it starts; empty before it was sent.
-    """
-
-    mark: Mark
-
-    def ended(self, gone: Gone) -> None:
-        """Handle the end of the process and its descendants: the last event."""
-
-    def on_stuck(self, reason: str) -> None:
-        """Handle a stuck process, which ignores SIGKILL."""
-
-    def read(self) -> None:
-        """Handle messages that have arrived, or the end of the channel."""
 
 
 class Process:
