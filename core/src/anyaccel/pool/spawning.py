@@ -89,10 +89,9 @@ class Process:
         # The kernel's own number: it doubles ours, and cuts it to net.core.wmem_max.
         self._most_unread = self.channel.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
         self._retrying = False
-        self.number = server.draw()
         with end:
             try:
-                server.spawn(self.number, self, TARGET, (end.fileno(),), argument=ahead)
+                self.number = server.spawn(self, TARGET, (end.fileno(),), argument=ahead)
             except OSError:
                 self.close()
                 raise
