@@ -58,7 +58,7 @@ class ActorGroup:
         pipelined: Whether calls may be sent while others run, because no other worker could run them.
         queue: Method calls that wait.
         actors: The actors that live, or are being constructed.
-        first: The actor that was made first.
+        begun: The actors that were made first, without replacements.
         closed: Whether no more calls are taken; set by :meth:`close` and :meth:`stop` at once.
         closing: Whether the processes exit after the queued calls; set in the reactor's thread, behind the notes of the
             calls that were made before: a worker without calls may be about to get these.
@@ -78,15 +78,14 @@ class ActorGroup:
         self.death: WorkerError | None = None
         self._size = size or 1
         self._work: Pickled | tuple[Any, ...] = ()
-        self.first = ActorState(self)
-        self.actors = [self.first, *(ActorState(self) for _ in range(self._size - 1))]
-        self._begun = tuple(self.actors)
+        self.actors = [ActorState(self) for _ in range(self._size)]
+        self.begun = tuple(self.actors)
         if size is None:
-            self.ready = self.first.construction.future
+            self.ready = self.begun[0].construction.future
         else:
             self.ready = AwaitableFuture()
             self.ready.set_running_or_notify_cancel()
-            for state in self._begun:
+            for state in self.begun:
                 state.construction.future.add_done_callback(self._on_made)
 
     def begin(self, work: Pickled | tuple[Any, ...]) -> None:
@@ -102,7 +101,7 @@ class ActorGroup:
         """
         self._work = work
         self.core.groups.add(self)
-        for state in self._begun:
+        for state in self.begun:
             self.core.enter(state.construction, work)
 
     # Calls
@@ -286,13 +285,13 @@ class ActorGroup:
 
         The outcome is the exception of the first failed actor by position, if any, else the process ids.
         """
-        if not all(state.construction.future.done() for state in self._begun):
+        if not all(state.construction.future.done() for state in self.begun):
             return
-        failure = next(filter(None, (state.get_failure() for state in self._begun)), None)
+        failure = next(filter(None, (state.get_failure() for state in self.begun)), None)
         if failure is not None:
             self.ready.set_exception(failure)
         else:
-            self.ready.set_result([state.construction.future.result() for state in self._begun])
+            self.ready.set_result([state.construction.future.result() for state in self.begun])
 
 
 class ActorState:
@@ -375,14 +374,12 @@ class Stream(Results[T]):
 
     Args:
         group: The actor that has the :class:`YieldedItems`.
-        grace: Seconds between SIGTERM and SIGKILL of its process.
         owner: The pool, which must live as long as the stream.
     """
 
-    def __init__(self, group: ActorGroup, grace: float, owner: object) -> None:
+    def __init__(self, group: ActorGroup, owner: object) -> None:
         super().__init__()
         self._group = group
-        self._grace = grace
         self._owner = owner
         for _ in range(group.options.ahead):
             self._take()
@@ -417,10 +414,10 @@ class Stream(Results[T]):
 
     def _make_canceller(self) -> Callable[[], None]:
         """Return a function that ends the stream's function, without a reference to the stream."""
-        return partial(_end_stream, self._group, self._futures, self._grace)
+        return partial(_end_stream, self._group, self._futures)
 
 
-def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
+def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]]) -> None:
     """End the function of a stream left before the end.
 
     Returns at once. The ``takes`` are cancelled first. If the construction is not over, only the construction is
@@ -430,7 +427,6 @@ def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: fl
     Args:
         group: The actor of the stream.
         takes: The futures of requested items, which are cancelled and removed.
-        grace: Seconds between SIGTERM and SIGKILL.
     """
     cancel_all(takes)
     runs = any(not take.done() for take in takes)
@@ -438,7 +434,7 @@ def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: fl
     if not group.ready.done() and group.ready.cancel():
         return
     if runs:
-        group.stop(grace)
+        group.stop(group.core.settings.grace)
     elif not group.closed:
         with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
             group.call("end", (), {})

@@ -1,8 +1,5 @@
 """The settings of a pool, and the interface to its engine, which decides where calls run and on which devices."""
 
-# Methods without a default have a docstring and no body: each engine implements them.
-# pyright: reportReturnType=false
-
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +12,7 @@ from concurrent.futures import InvalidStateError
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from anyaccel import extras
 from anyaccel.errors import UsageError, WorkerStartError
@@ -157,6 +154,7 @@ class PoolSettings(Value):
         # After the check: an error between the plan and the start would leave the plan's cgroup.
         launch = plan_launch(lease.allocation, inventory, self.start, lease=lease.lease_id, forked=True)
         inside = replace(launch, mark=mark).make_setup(server.environ)
+        names = ", ".join(f"{device.name} ({device.id})" for device in lease.allocation.devices)
         message = {
             "inside": inside._replace(directory=directory, path=None if sys.path == server.path else list(sys.path)),
             "ready": ready,
@@ -164,18 +162,9 @@ class PoolSettings(Value):
             "plain": self.plain,
             "sandbox": self.sandbox,
             "initializer": self.initializer,
-            "warmup": self._warmup_on(lease.allocation),
+            "warmup": (self.warmup, names) if self.warmup and names else None,  # the names are for messages
         }
         return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
-
-    def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
-        """Return the pickled warm-up, and a text for messages with name and id of each device.
-
-        None without a warm-up or without devices.
-        """
-        if self.warmup is None or not allocation.devices:
-            return None
-        return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
 
     def check_cluster(self, title: str) -> None:
         """Check the settings for the engine of a cluster; ``title`` is its name in the message.
@@ -188,8 +177,10 @@ class PoolSettings(Value):
                 raise UsageError(f"{name} is for engine='local': each node of a {title} cluster has devices of its own")
 
 
-class Engine(Protocol):
+class Engine:
     """Runs the calls of one pool. Any thread may call any method.
+
+    Methods without a default have a docstring and no body: each engine implements them.
 
     Args:
         settings: The settings of the pool.
@@ -203,21 +194,14 @@ class Engine(Protocol):
         drained: Future whose result, None, is set when the pool is closed and no worker is left.
     """
 
-    members: set[Any]
-    groups: set[Any]
-    settings: PoolSettings
-    closed: bool
-    _process: int
-    broken: BrokenPoolError | None
-    drained: AwaitableFuture[None]
-
     def __init__(self, settings: PoolSettings) -> None:
-        self.members, self.groups = set(), set()
+        self.members: set[Any] = set()
+        self.groups: set[Any] = set()
         self.settings = settings
         self.closed = False
         self._process = os.getpid()
-        self.broken = None
-        self.drained = AwaitableFuture()
+        self.broken: BrokenPoolError | None = None
+        self.drained: AwaitableFuture[None] = AwaitableFuture()
 
     @property
     def foreign(self) -> bool:
@@ -300,6 +284,7 @@ class Engine(Protocol):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
+        raise NotImplementedError
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """Run an existing call, given the work, pickled or not; an exception of pickling fails the call.
@@ -317,6 +302,7 @@ class Engine(Protocol):
 
     def unfinished(self) -> Iterable[Call]:
         """Return the unfinished calls, queued or with a worker; a call may be in the list twice."""
+        raise NotImplementedError
 
     def _cancel_unsent(self) -> None:
         """Cancel, in this thread, the unfinished calls that are not known to have a worker; any thread may call this.

@@ -89,8 +89,6 @@ class SharedParts:
         lengths: Lengths of the parts in bytes.
     """
 
-    __slots__ = ("__weakref__", "descriptor", "lengths")
-
     def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
         self.lengths = tuple(map(len, parts))
         self.descriptor = write_shared(parts)

@@ -293,9 +293,7 @@ class Submitter(Executor):
             AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
         group = ActorGroup(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
-        stream: Stream[T] = Stream(
-            group, self._core.settings.grace, self
-        )  # first: after an interrupt, its finalizer ends the worker
+        stream: Stream[T] = Stream(group, self)  # first: after an interrupt, its finalizer ends the worker
         group.begin((YieldedItems, (fn, args, kwargs), {}, 1))
         return stream
 

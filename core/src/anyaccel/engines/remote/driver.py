@@ -301,15 +301,12 @@ class RemoteWork:
 
     def submit(self, call: Call) -> None:
         """Submit it to the cluster, and follow the answer; exceptions of the cluster pass."""
-        raise NotImplementedError
 
     def stop(self, grace: float) -> None:
         """End it, and return at once; before the submission, :meth:`launch` does this."""
-        raise NotImplementedError
 
     def on_lost(self, error: BaseException) -> None:
         """End it, because the cluster has no answer."""
-        raise NotImplementedError
 
     def make_death_error(self, error: BaseException) -> WorkerError:
         """Make the error of a call whose answer the cluster has lost.

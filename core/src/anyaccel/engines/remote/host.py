@@ -267,7 +267,7 @@ class ActorHost:
         body = Pickled(data, buffers)
         if not method:
             self._group = ActorGroup(self._host.core, self._order.name, self._options)
-            call = self._group.first.construction
+            call = self._group.begun[0].construction
             enter_call(call, log, partial(self._host.core.enter, call, body))
         else:
             assert self._group is not None  # noqa: S101 - the construction comes first
@@ -315,5 +315,5 @@ class ActorHost:
         """
         if self._group is None:
             return self._unmade
-        member = self._group.first.member
+        member = self._group.begun[0].member
         return None if member in self._host.core.members else self._group.death
