@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, has_result
 from anyaccel.pool.messages import MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, cancel_all, check_batch, read_end
@@ -180,7 +180,7 @@ class ActorGroup:
     def put_back(self, calls: list[Call]) -> None:
         """Put calls back in front of the queue, in the given order; no worker takes them now.
 
-        The caller reports the death of their actor next, by :meth:`ActorState.on_gone`.
+        The caller reports the end of their actor next, by :meth:`ActorState.on_gone`.
         """
         self.queue.extendleft(reversed(calls))
 
@@ -249,13 +249,13 @@ class ActorGroup:
     def on_actor_gone(self, state: ActorState, death: WorkerError) -> None:
         """Remove a dead actor; construct missing actors if calls wait. No effect the second time.
 
-        A single actor, and one whose construction has failed, makes the group smaller for good. If no actor is left and
-        none may be made, the group is dead and its queued calls fail.
+        A single actor, and one that was never made, makes the group smaller for good. If no actor is left and none may
+        be made, the group is dead and its queued calls fail.
         """
         if state not in self.actors:
             return
         self.actors.remove(state)
-        if self.pipelined or state.get_failure() is not None:
+        if self.pipelined or not has_result(state.construction.future):
             self._size -= 1
         self._replace()
         if self._size <= 0 and not self.actors:
@@ -302,13 +302,11 @@ class ActorState:
         member: Its worker, once there is one: a class of the engine with ``accepts``, ``running``, ``ending``,
             ``pull``, ``shut_down``, ``stop``.
         construction: The call that makes the object.
-        death: Why it is dead, or None.
     """
 
     def __init__(self, group: ActorGroup) -> None:
         self.group = group
         self.member: Any = None
-        self.death: WorkerError | None = None
         self.construction = Call(group.name, Options(needs=group.options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
@@ -322,24 +320,14 @@ class ActorState:
         future = self.construction.future
         return BrokenWorkerError("its construction was cancelled") if future.cancelled() else future.exception()
 
-    def set_death(self, death: WorkerError) -> None:
-        """Record why it is dead, for a single actor also in the group; the first reason counts.
-
-        The queued calls wait for :meth:`on_gone`.
-        """
-        self.death = self.death or death
-        if self.group.pipelined:
-            self.group.death = self.group.death or death
-
     def on_gone(self, death: WorkerError) -> None:
-        """Fail the construction, and remove the actor from the group, because the worker has gone.
+        """Remove the actor from the group, and fail the construction, because the worker has gone.
 
-        Calls that the worker was given are left to the engine. The first recorded death stays the reason for the queued
-        calls. No effect on a construction with an outcome.
+        Calls that the worker was given are left to the engine. No effect on a construction with an outcome, and none on
+        the group the second time.
         """
-        self.set_death(death)
+        self.group.on_actor_gone(self, death)
         self.construction.fail(death)
-        self.group.on_actor_gone(self, self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
         """Remove the actor from its group if the construction has failed; it is not replaced.

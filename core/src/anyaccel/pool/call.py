@@ -500,7 +500,7 @@ class GangFuture(AwaitableFuture[list[T]]):
                 error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
                 self._end_others()
                 self.set_exception(error)
-        elif all(map(_has_result, self.members)) and self._decide():
+        elif all(map(has_result, self.members)) and self._decide():
             self.set_result([each.result() for each in self.members])
 
     def _decide(self) -> bool:
@@ -515,7 +515,7 @@ class GangFuture(AwaitableFuture[list[T]]):
             member.cancel()
 
 
-def _has_result(future: Future[Any]) -> bool:
+def has_result(future: Future[Any]) -> bool:
     """Return whether a call is over, and has neither failed nor been cancelled."""
     return future.done() and not future.cancelled() and future.exception() is None
 

@@ -1133,27 +1133,26 @@ class LocalEngine(Engine):
         usable = gone.forked and not worker.stopped
         again = [call for call in calls if call in unstarted or (usable and call.may_be_retried)]
         worker.running.clear()
-        if state is not None and state.construction not in again:
-            death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
-            if state.group.closing and gone.status == 0:
-                death = BrokenWorkerError("it was closed", exit_status=0)
-            state.set_death(death)  # before a caller hears of it and calls again
-        for call in calls:
+        for call in again:
             if call in unstarted:
                 call.reset()
-            elif call in again:
-                call.retry()
             else:
-                call.fail(worker.make_death_error(gone, call.name))
-                self._calls.pop(call.number, None)
+                call.retry()
         # Before the devices are released, or younger calls would get them.
         if state is None:
             self.broker.requeue(self, again)
         else:
             state.group.put_back(again)
+            if state.construction not in again:  # before a caller hears of the end and calls again
+                death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
+                if state.group.closing and gone.status == 0:
+                    death = BrokenWorkerError("it was closed", exit_status=0)
+                state.on_gone(death)
+        for call in calls:
+            if call not in again:
+                call.fail(worker.make_death_error(gone, call.name))
+                self._calls.pop(call.number, None)
         self.quarantine.release(self.inventory, worker.lease, gone)
-        if state is not None and state.death is not None:
-            state.on_gone(state.death)
         self.broker.serve()
         self.finish_shutdown()
 

@@ -575,15 +575,14 @@ class RemoteActor(RemoteWork):
         self._gone = True
         outstanding = self.outstanding
         self.running.clear()
-        self._state.set_death(death)  # before a caller hears of it and calls again
         again = [] if self.stopped else [call for call in outstanding if call.may_be_retried]
         for call in again:
             call.retry()
         self._group.put_back(again)
+        self._state.on_gone(death)  # before a caller hears of it and calls again
         for call in outstanding:
             if call not in again:
                 call.fail(death)
-        self._state.on_gone(death)
         if self._host is not None:
             self._host.kill()
         self.driver.cluster.remove_call(self.key, left=False)
