@@ -33,7 +33,7 @@ FAULTS = {
     "raises": ("raise OSError('libbad.so.2: cannot open shared object file')", ProblemKind.RAISED,
                "it raised OSError: libbad.so.2: cannot open shared object file (plug_third_party_bad.py, line 13)"),
     "returns junk": ("return [1]", ProblemKind.CONTRACT,
-                     "it must return Detected or None (got a list); write 'return Detected(devices=tuple(devices))'."),
+                     "it must return Detected(devices=tuple(devices)) or None (got [1] that is a list)."),
     "returns wrong fields": ("return Detected(devices=(Device(id='a b', index=True, model=3),))", ProblemKind.CONTRACT,
                              ("Detected.devices[0].index must be int (got True that is a bool); "
                               "Detected.devices[0].model must be str (got 3 that is a int).")),

@@ -15,6 +15,8 @@ import pytest
 from anyaccel.errors import PluginError
 from anyaccel.ledger import Ledger
 from anyaccel.linux import system
+from anyaccel.model import replace
+from anyaccel.vendors import contract
 from two_plugins import plugin
 from waiting import PATIENCE, until
 
@@ -81,6 +83,13 @@ def machine(install, tmp_path):
     install("acme", plugin("acme", 'id="a"', 'id="b"') + HOOK.format(root=str(root)))
     install("other", plugin("other", 'id="c"'))
     return Machine(root)
+
+
+@pytest.fixture
+def short_deadline(monkeypatch):
+    """Give a hook that hangs two seconds, not ten."""
+    hook = replace(contract.HOOKS["handover"], seconds=2.0)
+    monkeypatch.setattr(contract, "HOOKS", {**contract.HOOKS, "handover": hook})
 
 
 def holder(request):
@@ -232,6 +241,7 @@ def test_a_simulated_machine_is_not_changed(machine, install):
     assert machine.calls() == []
 
 
+@pytest.mark.usefixtures("short_deadline")
 def test_a_loop_goes_on_while_a_vendor_takes_long(machine):
     machine.fail("given", "hang")
 
@@ -316,6 +326,7 @@ def test_a_vendor_that_fails_in_a_pool_fails_the_call_alone(machine):
         assert pool.options(needs="acme/0").submit(machine.state).result(timeout=PATIENCE) == "given"
 
 
+@pytest.mark.usefixtures("short_deadline")
 def test_a_vendor_that_hangs_in_a_pool_holds_up_no_other_vendor(machine):
     machine.fail("given", "hang")
     with aa.Pool() as pool:
@@ -328,7 +339,7 @@ def test_a_vendor_that_hangs_in_a_pool_holds_up_no_other_vendor(machine):
     until(lambda: machine.state() == "idle", "the device to be idle")
 
 
-@pytest.mark.usefixtures("by_value")
+@pytest.mark.usefixtures("by_value", "short_deadline")
 def test_a_call_of_a_pool_that_is_cancelled_during_the_handover_never_runs(machine, tmp_path):
     machine.fail("given", "hang")
     with aa.Pool() as pool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
+from anyaccel.launcher import monitor
 from anyaccel.launcher.monitor import LIMIT_SECONDS, make_sampler
 from anyaccel.linux import process
 from anyaccel.model import Stats
@@ -170,7 +171,7 @@ def test_a_vendor_that_hangs_delays_no_end_and_is_left_nowhere(vendor, started):
 
 def test_a_lease_ends_in_time_while_a_vendor_hangs(vendor, machine, anyaccel):
     vendor.tell("hang")
-    for seconds in (3, 10, 30):  # until it is asked, which takes a while on a machine that does much else
+    for seconds in (2, 10, 30):  # until it is asked, which takes a while on a machine that does much else
         done = anyaccel("--machine", machine, "run", "APU:1", "--time", f"{seconds}s", "--", "sleep", "1000")
         assert done.returncode == -15
         if vendor.asked:
@@ -199,7 +200,8 @@ def ask(vendor, machine, words):
     return told
 
 
-def test_who_fails_again_and_again_or_tells_nothing_is_asked_no_more(vendor, machine):
+def test_who_fails_again_and_again_or_tells_nothing_is_asked_no_more(vendor, machine, monkeypatch):
+    monkeypatch.setattr(monitor, "FIRST_SECONDS", 0.05)
     assert ask(vendor, machine, ["fail"]) == []
     failed = len(vendor.asked)
     assert failed == 3

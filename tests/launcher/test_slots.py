@@ -102,7 +102,7 @@ def test_a_lease_without_slots_may_have_any(anyaccel):
     from anyaccel.linux.process import start_time
 
     owner = f"{holder.pid}.{start_time(holder.pid)}.{'0' * 16}"
-    name = f"v2.slice-0.slices.2500.{owner}.{names.new_nonce()}"
+    name = f"v2.slices%2Fslice-0.2500.{owner}.{names.new_nonce()}"
     (state / name).touch()
     refused = anyaccel("run", "SLICE:0.125", "--no-wait", "--", *SHOW)
     holder.kill()

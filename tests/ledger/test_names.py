@@ -12,7 +12,8 @@ PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_s
 
 
 @given(PRINTABLE, st.sampled_from([Extent(), Extent(1), Extent(5000, 0xF0), Extent(9999, (1 << 32) - 1), DIVIDED]))
-def test_every_printable_id_can_be_written_and_read(device, extent):
+def test_every_printable_id_can_be_written_and_read(own, extent):
+    device = names.device_name("", own)
     text = names.encode(device)
     assert names.decode(text) == device
     assert "/" not in text
@@ -37,25 +38,28 @@ def test_every_device_of_every_vendor_has_a_name_that_a_file_can_have(vendor, de
 
 
 def test_long_ids_of_one_vendor_have_different_names():
-    one, other = (names.device_name("acme", "x" * 127 + last, "89abcdef|") for last in "ab")
+    one, other = (names.device_name("acme", "x" * 150 + last, "89abcdef|") for last in "ab")
     assert one != other
 
 
 def test_of_what_another_version_wrote_the_device_is_read_and_all_of_it_counts():
     name = names.lease_name("acme/GPU-0", Extent(2500), names.new_nonce())
-    assert name.startswith("v2.GPU-0.acme.2500.")
+    assert name.startswith("v2.acme%2FGPU-0.2500.")
     newer = names.parse_lease(name.replace("v2.", "v9.", 1))
     assert (newer.device, newer.extent, newer.understood) == ("acme/GPU-0", Extent(), False)
 
 
-@given(PRINTABLE, PRINTABLE)
+SHORT = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=50)
+
+
+@given(SHORT, SHORT)
 def test_two_ids_are_never_written_alike(one, other):
     assert (names.encode(one) == names.encode(other)) == (one == other)
 
 
-@pytest.mark.parametrize("device", ["", "x" * 129, "a\nb", "a\0b", "é", "a\x7f"])
+@pytest.mark.parametrize("device", ["", "x" * 151, "/" * 51, "a\nb", "a\0b", "é", "a\x7f"])
 def test_other_ids_are_refused(device):
-    with pytest.raises(ValueError, match="must be 1 to 128 printable ASCII characters"):
+    with pytest.raises(ValueError, match="must be 1 to 150 printable ASCII characters"):
         names.encode(device)
 
 

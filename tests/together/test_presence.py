@@ -8,8 +8,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.model import VendorState
-from anyaccel.probe.loading import load
-from anyaccel.probe.recording import RecordedFacts
+from anyaccel.probe.recording import RecordedFacts, load
 from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.presence import Presence, read_presence, read_presences, select_present
 

@@ -275,7 +275,7 @@ def test_a_hook_that_raises_says_what():
         ("anyaccel_env", lambda devices, ctx: EnvEdits(set={"ACME": ""}, unset=frozenset({"ACME"})),
          lambda p: p.env([], EnvContext(devices=())), "it must not set and unset 'ACME' at once."),
         ("anyaccel_products", lambda: ["A1"], lambda p: p.products(),
-         "Product[0] must be Product (got 'A1' that is a str)."),
+         "Products[0] must be Product (got 'A1' that is a str)."),
     ],
 )  # fmt: skip
 def test_an_answer_that_breaks_the_contract(hook, value, call, message):

@@ -147,8 +147,8 @@ BROKEN = {
     "hangs": Broken(
         "C07",
         (detecting("import time; time.sleep(3600)"),),
-        "did not survive the check: it did not answer within 5 s (it was at ",
-        seconds=5,
+        "did not survive the check: it did not answer within 3 s (it was at ",
+        seconds=3,
     ),
     "finds something else the second time": Broken(
         "C08",
@@ -364,7 +364,7 @@ BROKEN = {
         (body("stats", "return {device.id: Stats(temperature_celsius=41000.0) for device in devices}"),),
         "Stats.temperature_celsius must be degrees Celsius, from -100 to 300 (got 41000 for 'acme-",
     ),
-    "lists junk for products": Broken("C25", (body("products", "return ['Acme One']"),), "Product[0] must be Product"),
+    "lists junk for products": Broken("C25", (body("products", "return ['Acme One']"),), "Products[0] must be Product"),
     "finds without a way out": Broken(
         "C25",
         (("", DIAGNOSE),),
@@ -406,7 +406,9 @@ BROKEN = {
         inventory=True,
     ),
     # The plug-in itself is correct; the fault is in the file beside it.
-    "says junk of its presence": Broken("C28", (), "it must not have 'path'", presence='{"path": ["/dev/acme"]}'),
+    "says junk of its presence": Broken(
+        "C28", (), "presence.json must have no field 'path'", presence='{"path": ["/dev/acme"]}'
+    ),
     "is present by another resource": Broken(
         "C28",
         (),

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
             """Handle a process of the family that ignores even SIGKILL."""
 
     Server = TypeVar("Server", bound="ForkServer")
-    Tidy = TypeVar("Tidy", bound=Callable[[], object])
 
 DEFAULTS = {"preload": None, "argv": ["-c"], "grace": 0.0, "idle": None}
 """Default arguments of :func:`anyaccel.forkserver.server.main`."""
@@ -304,23 +303,9 @@ def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS
         server.close(seconds)
 
 
-_tidies: list[Callable[[], object]] = []
-
-
-def tidy_at_exit(tidy: Tidy) -> Tidy:
-    """Register a function that runs when this process exits, before the fork servers end; return the function.
-
-    Functions run in the order of their registration; an exception of one skips the rest.
-    """
-    _tidies.append(tidy)
-    return tidy
-
-
 @atexit.register  # runs after the exit functions of later imports, which may need processes of the servers
 def _end() -> None:
-    """Call the registered functions, then end all fork servers, when this process exits."""
-    for tidy in _tidies:
-        tidy()
+    """End all fork servers when this process exits."""
     close_all(ForkServer, seconds=0.0)  # processes of vendors hold no lease, so no caller waits for their end
     close_all()
 

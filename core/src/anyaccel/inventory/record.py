@@ -25,9 +25,8 @@ from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.answers import interpret
 from anyaccel.model import Detected, Device, Problem, Value, VendorState, encode, replace
 from anyaccel.probe import HOST
-from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.probe.recording import merge
+from anyaccel.probe.recording import FILE_NAME, merge, read_json
 from anyaccel.probe.sanitize import PrivateNames, replace_in, sanitize
 from anyaccel.text import shown
 from anyaccel.vendors import DEADLINE_SECONDS

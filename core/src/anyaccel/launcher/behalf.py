@@ -168,8 +168,7 @@ def acquire_on_behalf(
             return lease
     options["inventory"] = inventory
     asked = LeaseRequest(request, None, options)
-    if not asked.on_cpu:
-        asked.want = replace(asked.want, tenure=lambda: _make_tenure(key, seconds, paths))
+    asked.want = replace(asked.want, tenure=lambda: _make_tenure(key, seconds, paths))
 
     def leave(lease: DeviceLease) -> LeaseOnBehalf:
         held: Lease | None = lease.lease

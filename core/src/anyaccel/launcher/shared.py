@@ -11,7 +11,6 @@ from functools import cache
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
-from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.open_lease import OpenLease
 from anyaccel.launcher.scope import Scope
@@ -24,6 +23,7 @@ from anyaccel.policy import Waiting
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.ticket import notify
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SharedScheduler(Scheduler):
     """
 
     def __init__(self, inventory: Inventory, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__(inventory, validate=validate, known=KnownNames())
+        super().__init__(inventory, validate, KnownNames())
         self._environ = dict(os.environ) if environ is None else environ
         self._ledger = Ledger.open(self._environ)
         self._leases: dict[str, OpenLease] = {}
@@ -346,7 +346,7 @@ class _SharedRequest(LeaseRequest):
     Args:
         request: The request.
         options: As for :class:`LeaseRequest`.
-        add_occupied: Adds the parts that the scheduler counts to the taken extents, given with the ledger's names.
+        add_occupied: Adds the parts that the scheduler counts to the taken extents, by the ledger's names.
         wait: The wait in the machine's queue; None for a request that does not wait.
     """
 
@@ -364,9 +364,9 @@ class _SharedRequest(LeaseRequest):
             self.began = wait.began
         self._add_occupied = add_occupied
 
-    def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose free devices like the base class; parts that the scheduler counts are taken, too."""
-        return super().choose(self._add_occupied(taken, self.scope))
+    def find_taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the taken part of each device like the base class, with the parts that the scheduler counts."""
+        return super().find_taken(self._add_occupied(taken, self.scope))
 
     def open_lease(self, lease: Lease | None) -> OpenLease:
         """Make the open lease, without a start plan: no process is started here."""

@@ -3,7 +3,7 @@
 A request that waits is a ticket in the state directory. The first request in the order of service watches the directory
 for leases that end; each other request watches the ticket ahead. So a device that becomes free wakes one process, and
 so does a ticket that is removed. Every request also looks again at intervals: the number of watches per user is
-limited, and the process ahead may be stopped.
+limited, the process ahead may be stopped, and no event tells the end of a lease without a lock.
 
 Choosing is optimistic. The names are read and the caller chooses without a lock, so that a slow choice, which may ask
 plug-ins, delays no other request. Then the directory is locked and the names are read again. The choice is published
@@ -12,8 +12,8 @@ if the devices are still free and no ticket came in front; otherwise the attempt
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import math
 import os
 import select
 import time
@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
 
-from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
+from anyaccel._typing import TypedDict
+from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
 from anyaccel.ledger.entries import ENTRY, Life, LockedFile, find_active, find_debris, probe_lock, sweep, with_entry
@@ -29,6 +30,7 @@ from anyaccel.ledger.lease import DeviceLocks, Lease, Place, Want, describe_lock
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.names import (
     ENDLESS,
+    MAX_PRIORITY,
     LeaseName,
     Listing,
     Period,
@@ -50,7 +52,7 @@ from anyaccel.linux.inotify import FileEvents
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
-from anyaccel.policy import OverLimit, Policy, Waiting, may_pass, sum_usage
+from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, may_pass, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -59,6 +61,27 @@ devices do not suffice. An empty choice is valid."""
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Function called with the queue position, 1 for the next to be served, and the leases of suitable devices: once in
 line, and after each change. There are no leases if only a limit of the user is in the way."""
+
+
+class Terms(TypedDict, total=False):
+    """Terms of an acquisition.
+
+    Attributes:
+        wait: Seconds to wait; 0 to take only what is free now, None, the default, to wait without end.
+        priority: The higher, the earlier; by agreement among users.
+        note: Purpose of the lease, for display.
+        on_wait: Called with the queue position, 1 for the next, and with the leases, drains and reservations of
+            suitable devices (empty if only a limit of the user is in the way): once the request is in line, and
+            again if the position changes, or whether limits are in the way. An exception ends the wait.
+        place: Queue position of an abandoned request to continue, which also records the position of a new ticket.
+    """
+
+    wait: float | None
+    priority: int
+    note: str
+    on_wait: OnWait | None
+    place: Place | None
+
 
 IMPATIENT_SECONDS = 0.010
 """Seconds to wait before a ticket is made: for shorter waits the ticket costs more than the wait."""
@@ -69,10 +92,8 @@ _CONFLICTS_AT_LAST = 100  # at the deadline there is no later attempt, so the ra
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4  # leftover files that one look removes: no request pays for all of them
 _LAST = 1 << 62  # number of a request without ticket: behind every ticket
-_WITHOUT_WATCH = 0.02
-_WITHOUT_WATCH_PER_PLACE = 0.012  # requests further back poll less often, so that a long line costs no more
-# A user has 128 inotify instances by default. Requests further back poll, at worst every 2 s at place 170: they cannot
-# be served before the requests ahead of them, so a late look costs nothing until 64 of those leave at once.
+# A user has 128 inotify instances by default. Requests further back only poll: they cannot be served before the
+# requests ahead of them, so a late look costs nothing until 64 of those leave at once.
 _WATCHING = 64
 _SECOND_LOOK = 0.001  # inotify reports a close before the kernel has released the lock
 
@@ -84,13 +105,7 @@ class Acquisition:
         state: The state directory.
         want: The request. Without a time limit, the request gets the longest that the policy allows this user.
         choose: Chooses among the free devices; called without a lock, possibly often.
-        wait: Seconds to wait; None to wait for as long as it takes.
-        priority: The higher, the earlier.
-        note: Purpose of the lease, for display.
-        on_wait: Called with the progress of the wait.
-        kept: Queue position to continue, which also records the position of a new ticket; None for an ordinary request.
-        policy: The queue policy for an acquisition that only inspects, and is not refused; the policy of the machine
-            when None.
+        wait, priority, note, on_wait, place: See :class:`Terms`.
 
     Attributes:
         place: Number of competing requests ahead, at the last look.
@@ -99,8 +114,7 @@ class Acquisition:
         limits: The limits of the user that stood in the way at the last call of ``on_wait``.
 
     Raises:
-        LimitError: When the request is over a limit of this user, whatever leases the user releases.
-        ConfigurationError: When the machine's configuration cannot be trusted or understood.
+        UsageError: When ``wait`` or ``priority`` is out of range.
     """
 
     def __init__(
@@ -109,19 +123,21 @@ class Acquisition:
         want: Want,
         choose: Choose,
         *,
-        wait: float | None = 0.0,
+        wait: float | None = None,
         priority: int = 0,
         note: str = "",
         on_wait: OnWait | None = None,
-        kept: Place | None = None,
-        policy: Policy | None = None,
+        place: Place | None = None,
     ) -> None:
+        if wait is not None and not 0 <= wait <= math.inf:
+            raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
-        self._kept_place = kept
+        self._want, self._policy = want, PLAIN  # until adopt_policy()
+        self._kept_place = place
         self._since = process.boot_seconds()
-        self._policy: Policy  # set by _adopt_policy()
-        self._adopt_policy(policy or current_policy(state), check=policy is None)
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
         self._began = time.monotonic()
@@ -133,8 +149,8 @@ class Acquisition:
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
-        self._leaving: list[int] = []
         self._look_soon = False
+        self._soon = _SECOND_LOOK
         self._over: set[str] = set()
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
@@ -142,7 +158,6 @@ class Acquisition:
         self._told: tuple[int, bool] | None = None
         self._limited = False
         self._late = False
-        self._again = False
         self._callers: OSError | None = None
         self._files: dict[str, LockedFile] = {}
         self._device_locks = DeviceLocks()
@@ -184,7 +199,7 @@ class Acquisition:
     def attempt(self) -> Lease | None:
         """Acquire the devices if no holder, earlier request or limit is in the way; else enter the line if worthwhile.
 
-        A missing state directory is made. Each call after the first adopts a changed policy of the machine. A ticket
+        A missing state directory is made. Each call adopts a changed policy of the machine. A ticket
         is made after ``IMPATIENT_SECONDS`` or repeated lost races, and at once with a kept position; none in the last
         try at the deadline. The ticket outlasts the lease and each error: call :meth:`leave_line` or :meth:`undo`.
 
@@ -197,21 +212,19 @@ class Acquisition:
             LedgerBusyError: When one process keeps the directory locked until the deadline, or for ``BUSY_SECONDS``.
             DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
-            LimitError: When a changed policy puts the request over a limit of this user.
-            ConfigurationError: When the machine's configuration cannot be trusted or understood any more.
+            LimitError: When the request is over a limit of this user, whatever leases the user releases.
+            ConfigurationError: When the machine's configuration cannot be trusted or understood.
             ValueError: When ``choose`` returns an impossible choice. Exceptions of ``choose`` itself pass unchanged.
         """
-        again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._ticket is not None and self._ticket.cancelled:
             raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
         lease = None
         directory = self._state.open(make=True)
         try:
-            if again:
-                self._forget_leaving()
-                if (policy := current_policy(self._state)) is not self._policy:
-                    self._adopt_policy(policy)
+            if (policy := current_policy(self._state)) is not self._policy:
+                self.adopt_policy(policy)
+                self._check_limits()
             self._contradicted.clear()
             self._over.clear()  # a name may return: leases of a deleted directory are made again under their old names
             lease = self._try(directory)
@@ -247,8 +260,8 @@ class Acquisition:
                 poll.register(descriptor, select.POLLIN)
             now = time.monotonic()
             end = now + self.pause()
-            while ready := poll.poll(max(0.0, end - now) * 1000):
-                if any(self.read_event(descriptor) for descriptor, _ in ready):
+            while poll.poll(max(0.0, end - now) * 1000):
+                if self.read_event():
                     break
                 now = time.monotonic()
         except OSError as error:
@@ -264,14 +277,14 @@ class Acquisition:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
-        def note(descriptor: int) -> None:
-            if not woken.is_set() and self.read_event(descriptor):
+        def note() -> None:
+            if not woken.is_set() and self.read_event():
                 woken.set()
 
         descriptors = self.descriptors()
         timer = loop.call_later(self.pause(), woken.set)
         for descriptor in descriptors:
-            loop.add_reader(descriptor, note, descriptor)
+            loop.add_reader(descriptor, note)
         try:
             await woken.wait()
         finally:
@@ -322,7 +335,7 @@ class Acquisition:
             listing = list_names(directory)
             if (choice := self._find_choice(directory, listing)) is None:
                 return None
-            if (lease := self._publish(directory, choice, listing.summary.marks)) is not None:
+            if (lease := self._publish(directory, choice, listing.marks)) is not None:
                 return lease
             conflicts += len(self._contradicted) == contradicted  # a device whose own lock is held is not a conflict
         self._conflicts += 1
@@ -379,17 +392,16 @@ class Acquisition:
         Returns:
             The choice; None if the free devices do not suffice.
         """
-        named = listing.summary
-        missing = frozenset(filter(process.exited, named.pids))
-        left = {lease.name: lease.device for lease in named.leases if lease.pid in missing}
+        missing = frozenset(filter(process.exited, listing.pids))
+        left = {lease.name: lease.device for lease in listing.leases if lease.pid in missing}
         choice = self._ask(listing, {*self._over, *left})
         if left and (choice is None or not choice.keys().isdisjoint(left.values())):
-            self._count_out(directory, [lease for lease in named.leases if lease.name in left])
+            self._count_out(directory, [lease for lease in listing.leases if lease.name in left])
             choice = self._ask(listing, self._over)
         if choice is not None:
             return choice
         before = len(self._over)
-        self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
+        self._count_out(directory, [lease for lease in listing.leases if lease.name not in left])
         return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _spare_others(self, listing: Listing, choice: dict[str, Extent], prefer: frozenset[str]) -> dict[str, Extent]:
@@ -410,8 +422,7 @@ class Acquisition:
         or that begins before the request would end; devices that are not of this round; devices whose own lock was
         found held in this attempt.
         """
-        named = listing.summary
-        taken = sum_taken(named.leases, over) if over else named.taken
+        taken = sum_taken(listing.leases, over) if over else listing.taken
         others = () if self._only is None else self._want.candidates - self._only
         return {**taken, **dict.fromkeys((*self._contradicted, *self._find_barred(), *others), Extent())}
 
@@ -425,11 +436,10 @@ class Acquisition:
         return self._want.concerned.intersection(chain.from_iterable(barred))
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
+        """Test leases, and add the ended ones to ``_over``.
 
-        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder
-        itself until the exit is complete, or a carrier of the mark. A lease on behalf of other processes makes the next
-        pause short. Running holders are not watched here.
+        Running leases may be given, too; a lease in ``_over`` is not tested again. A suitable lease that is active
+        without a lock makes the next pause short, since no event tells its end.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
@@ -437,25 +447,8 @@ class Acquisition:
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
         active = find_active(directory, asked.values())
         self._over |= asked.keys() - active.keys()
-        for name, state in active.items():
-            if state.life is Life.LEAVING:
-                self._follow(asked[name], asked[name].pid)
-            elif state.life is Life.ON_BEHALF:
-                self._look_soon = True  # no event tells the end of a tenure
-            elif state.carriers:
-                self._follow(asked[name], state.carriers[0])
-
-    def _follow(self, lease: LeaseName, pid: int) -> None:
-        """Open a pidfd, so that the end of a process which keeps a suitable device wakes this request.
-
-        A process that is watched already gets another pidfd. If the process cannot be watched, look again soon. A lease
-        of an unsuitable device is ignored.
-        """
-        if lease.device in self._want.concerned:
-            try:
-                self._leaving.append(os.pidfd_open(pid))
-            except OSError:
-                self._look_soon = True
+        without_lock = (asked[name] for name, state in active.items() if state.life is not Life.HELD)
+        self._look_soon |= any(lease.device in self._want.concerned for lease in without_lock)
 
     def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
         """Call ``choose`` as if the leases in ``over`` had ended, and check the answer.
@@ -577,7 +570,7 @@ class Acquisition:
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
             sweep(directory, (*self._ended, *dead))
-        if (drawn and drawn in listing.summary.marks) or not fits(choice, self._taken(listing, self._over)):
+        if (drawn and drawn in listing.marks) or not fits(choice, self._taken(listing, self._over)):
             return False
         if contradiction := self._device_locks.lock():
             self._contradicted[contradiction[0]] = describe_lock(*contradiction)
@@ -641,23 +634,21 @@ class Acquisition:
 
     # The machine's queue policy
 
-    def _adopt_policy(self, policy: Policy, *, check: bool = True) -> None:
-        """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user.
-
-        Args:
-            policy: The policy.
-            check: Whether to check the request against the limits that hold whatever leases are released, also by
-                members of a group.
-
-        Raises:
-            LimitError: When the request is over such a limit.
-        """
+    def adopt_policy(self, policy: Policy) -> None:
+        """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user."""
         self._policy = policy
         longest = policy.limits_of(outside(os.geteuid())).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
-        limits = policy.over_limits(self.facts, {}) if check and not policy.plain else ()
+
+    def _check_limits(self) -> None:
+        """Check the request against the limits that hold whatever leases are released, also by members of a group.
+
+        Raises:
+            LimitError: When the request is over such a limit.
+        """
+        limits = self._policy.over_limits(self.facts, {})
         if lasting := [each for each in limits if each.lasting]:
             reasons = tuple(each.message() for each in lasting)
             raise LimitError(
@@ -831,7 +822,7 @@ class Acquisition:
             if not self._state.replaced(directory):
                 self._ticket = TicketFile(self._state.path)
                 number = None if kept is None else kept.number
-                number = self._ticket.publish(directory, self._want, self._priority, self._note, number)
+                number = self._ticket.publish(directory, self._want, self.facts, self._note, number)
                 if kept is not None:
                     kept.number = number
         except FileNotFoundError:  # a process in another container took the hidden file for debris
@@ -847,12 +838,11 @@ class Acquisition:
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Drop the ticket, and close the watch and the pidfds. A second call has no effect.
+        """Drop the ticket, and close the watch. A second call has no effect.
 
         In a forked child, the ticket stays in the line: the position is the parent's.
         """
         self._drop_ticket()
-        self._forget_leaving()
         if self._watch:
             self._watch.close()
             self._watch = None
@@ -882,33 +872,22 @@ class Acquisition:
             return False
         return before is None or not probe_lock(directory, before)[0]
 
-    def _forget_leaving(self) -> None:
-        """Close the pidfds of processes that were watched until their end."""
-        while self._leaving:
-            with contextlib.suppress(OSError):
-                os.close(self._leaving.pop())
-
     def descriptors(self) -> list[int]:
-        """Return the descriptors to poll until the next attempt: each becomes readable on an event.
+        """Return the descriptors to poll until the next attempt: one, or none for a request that only polls.
 
-        They are pidfds of processes that keep a suitable device although the holder of the lease has been ended: the
-        holder until its exit is complete, or a process that was started with the lease and may run for long. If there
-        is a watch, its descriptor is the last: of the ticket ahead, or of the state directory. Pass a readable
-        descriptor to :meth:`read_event`; the acquisition closes them.
+        It is the watch of the ticket ahead, or of the state directory. Call :meth:`read_event` once it is readable; the
+        acquisition closes it.
         """
-        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
+        return [self._watch.fileno()] if self._watch else []
 
-    def read_event(self, ready: int) -> bool:
+    def read_event(self) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
         Events of leases that may block the request and of the watched path itself count. If every lease matters, as
         with limits and backfill, events of all leases and removed tickets count. After a file was closed, the next
-        pause is short, since the lock may be dropped a moment later.
-
-        Args:
-            ready: The descriptor that is readable; for any but the watch's, nothing is read and the answer is True.
+        pause is short, since the lock may be dropped a moment later. True without a watch.
         """
-        if self._watch is None or ready != self._watch.fileno():
+        if self._watch is None:
             return True
         worth = False
         for name, removed in self._watch.events():
@@ -920,25 +899,23 @@ class Acquisition:
                 continue
             worth = True
             if not removed:
-                self._look_soon = True
+                self._look_soon, self._soon = True, _SECOND_LOOK
         return worth
 
     def pause(self) -> float:
         """Return the seconds after which to look again without an event.
 
-        Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
-        once after a hint that a lease may end, which the call resets. Else with a watch
-        0.05 s for each request ahead, at least 0.25 s; without a watch 0.012 s for each, at least 0.02 s. The pause
-        ends at the deadline.
+        Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 0.05
+        s for each request ahead, at least 0.25 s. If the last look found that a lease may end without an event: 1 ms,
+        then twice as long each time, up to that interval. The pause ends at the deadline.
         """
         if self._ticket is None:  # no watch yet
             pause = draw_pause(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS
         elif self._look_soon:
-            pause, self._look_soon = _SECOND_LOOK, False
-        elif self._watch is None or not self._watch.path:
-            pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
+            pause = min(self._soon, tickets.recheck_interval(self.place))
+            self._look_soon, self._soon = False, 2 * self._soon
         else:
-            pause = tickets.recheck_interval(self.place)
+            pause, self._soon = tickets.recheck_interval(self.place), _SECOND_LOOK
         return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
 
 

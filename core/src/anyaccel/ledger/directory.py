@@ -19,7 +19,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LedgerBusyError, LedgerError, StateDirectoryError
@@ -140,7 +139,7 @@ class StateDirectory:
                 f"the state directory {self.path} does not exist: no devices have been taken yet",
                 hint="'anyaccel run' makes it",
             )
-        place, descriptor, made = (*opened, False) if opened else self._make()
+        place, descriptor = opened or self._make()
         _open.add(descriptor)
         try:
             found = os.fstat(descriptor)
@@ -149,8 +148,6 @@ class StateDirectory:
             if seen != self._seen or not is_marked(descriptor):
                 self._verify(descriptor, found, place.path)
                 self._seen, self._noted, self.path = seen, is_marked(descriptor), place.path
-            if made:  # leases that users published while the directory still had a hidden name
-                self._bring_over(descriptor, clear=True)
         except OSError as error:
             self.close(descriptor)
             raise self.fault(error) from error
@@ -222,14 +219,11 @@ class StateDirectory:
             os.close(descriptor)
         return None
 
-    def _make(self) -> tuple[Location, int, bool]:
+    def _make(self) -> tuple[Location, int]:
         """Make and open the directory at the first possible place. A directory of a concurrent process is used as well.
 
         If a place of higher precedence has appeared meanwhile, that place is opened, and the empty directory that was
         made is removed.
-
-        Returns:
-            The place, the descriptor, and whether this process has made a directory for all users.
 
         Raises:
             StateDirectoryError: When no place can be used.
@@ -238,11 +232,9 @@ class StateDirectory:
         for place in self._places:
             if place.mode is None:
                 continue
-            made = False
             try:
                 if place.mode == MODE_SHARED:
-                    make_shared(place.path, partial(self._bring_over, clear=False))
-                    made = True
+                    self._make_shared(place.path)
                 else:
                     os.mkdir(place.path, place.mode)
             except FileExistsError:
@@ -253,7 +245,7 @@ class StateDirectory:
                 if opened[0] is not place:  # a place of higher precedence was made meanwhile
                     with contextlib.suppress(OSError):
                         os.rmdir(place.path)
-                return *opened, made
+                return opened
         raise StateDirectoryError(
             f"the state directory {'; '.join(reasons) or f'{self.path} does not exist'}",
             hint=f"make it, or set {VARIABLE} to another one",
@@ -435,19 +427,47 @@ class StateDirectory:
             LedgerError: When a system call fails.
         """
         with self.opened(make=True) as descriptor:
-            self._bring_over(descriptor, clear=True)
+            self._bring_over(descriptor)
 
-    def _bring_over(self, descriptor: int, *, clear: bool) -> None:
-        """Make the files of active leases and unfinished handovers again in the directory that replaces users' own.
+    def _make_shared(self, path: str) -> None:
+        """Make a directory for all users under a hidden name, bring leases over, and give it its name.
+
+        An existing empty directory is replaced. After a failure, the hidden directory is removed with its content.
+
+        Raises:
+            OSError: When the directory cannot be made: ENOTEMPTY for a filled directory, ENOTDIR for another file.
+        """
+        name = f"{path}{hidden_name()}"
+        os.mkdir(name, MODE_PRIVATE)  # closed until it is filled: no user may make the file of another user's lease
+
+        def publish() -> None:
+            os.chmod(name, MODE_SHARED)  # whatever the umask is
+            os.rename(name, path)
+
+        try:
+            descriptor = os.open(name, OPENING)
+            try:
+                self._bring_over(descriptor, publish)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            import shutil
+
+            shutil.rmtree(name, ignore_errors=True)
+            raise
+
+    def _bring_over(self, descriptor: int, publish: Callable[[], None] = lambda: None) -> None:
+        """Make the files of active leases again in the directory that replaces users' own, and remove the users' own.
 
         Deleted files of leases are made again, too, if a visible process has their locks. Leases of other versions are
-        left out, and lost with ``clear``. The users' directories are locked meanwhile, each if the lock is free within
-        a second; without the lock, a directory is treated alike. A directory that cannot be opened is skipped.
+        lost. The users' directories are locked meanwhile, each if the lock is free within a second; without the lock, a
+        directory is treated alike. A directory that cannot be opened is skipped; one with other files, such as drains,
+        stays with these.
 
         Args:
             descriptor: The directory that replaces users' own.
-            clear: Whether to remove the ledger's files and the users' directories; a directory with other files, such
-                as drains, stays.
+            publish: Called between both steps, with the users' directories locked: a process that gets the lock later
+                finds the new directory.
 
         Raises:
             OSError: When a file cannot be written, a directory cannot be read or locked, or no descriptor is left.
@@ -455,25 +475,25 @@ class StateDirectory:
         from anyaccel.ledger import recovery
 
         former: list[tuple[str, int]] = []
-        try:
+        with contextlib.ExitStack() as rest:
             for path in self._others():
                 try:
-                    former.append((path, os.open(path, OPENING)))
+                    source = os.open(path, OPENING)
                 except OSError as error:
                     if error.errno in process.SCARCE:
                         raise
-            for _, source in former:
+                    continue
+                rest.callback(os.close, source)
+                rest.callback(self.unlock, source)
                 with contextlib.suppress(LedgerBusyError):
                     self.lock(source, _BRING_OVER_SECONDS)
+                former.append((path, source))
             recovery.recover(descriptor, (), former)
-            for path, source in former if clear else ():
+            publish()
+            for path, source in former:
                 recovery.clear(source)
                 with contextlib.suppress(OSError):  # the directory has files of other programs
                     os.rmdir(path)
-        finally:
-            for _, source in former:
-                self.unlock(source)
-                os.close(source)
 
 
 def _lock_turn(descriptor: int) -> tuple[int | None, int]:
@@ -568,35 +588,6 @@ def check(found: os.stat_result, path: str) -> None:
             f"(mode {stat.S_IMODE(found.st_mode):04o}) and not sticky",
             hint=f"'chmod 1777 {path}'",
         )
-
-
-def make_shared(path: str, fill: Callable[[int], None]) -> None:
-    """Make a directory for all users under a hidden name, fill it, and give it its name: any user may come next.
-
-    An existing empty directory is replaced. After a failure, the hidden directory is removed with its content.
-
-    Args:
-        path: Path of the directory.
-        fill: Called with the descriptor of the closed directory. Exceptions pass.
-
-    Raises:
-        OSError: When the directory cannot be made: ENOTEMPTY for a filled directory, ENOTDIR for another file.
-    """
-    name = f"{path}{hidden_name()}"
-    os.mkdir(name, MODE_PRIVATE)  # closed until it is filled
-    try:
-        descriptor = os.open(name, OPENING)
-        try:
-            fill(descriptor)
-            os.fchmod(descriptor, MODE_SHARED)  # whatever the umask is
-        finally:
-            os.close(descriptor)
-        os.rename(name, path)
-    except BaseException:
-        import shutil
-
-        shutil.rmtree(name, ignore_errors=True)
-        raise
 
 
 def _made_outside(path: str, owner: int) -> bool:

@@ -23,8 +23,8 @@ from anyaccel.errors import UsageError
 from anyaccel.ledger.names import LeaseName, boot, hidden_name, parse_hidden
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-from anyaccel.linux.groups import GroupState, group_state
-from anyaccel.model import Value
+from anyaccel.linux.groups import is_populated
+from anyaccel.model import Value, replace
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
@@ -317,10 +317,10 @@ class Tenure(Value):
         if left > 0:
             return f"{RENEWED} {elapsed(left)} unless renewed"
         for path, inode in self.groups:
-            state = group_state(path, inode)
-            if state is GroupState.POPULATED:
+            populated = is_populated(path, inode)
+            if populated:
                 return f"not renewed any more, and kept while control group {clean(path)} has processes"
-            if state is GroupState.HIDDEN:
+            if populated is None:
                 return f"not renewed any more, and control group {clean(path)} cannot be seen from here"
         return ""
 
@@ -328,25 +328,15 @@ class Tenure(Value):
 def read_tenure(directory: int, lease: LeaseName) -> Tenure | None:
     """Return the tenure of a lease, which may have ended; None if there is no valid tenure of this boot.
 
-    None also if the file is unreadable or longer than 4096 bytes, or if ``until`` is no number from 0 to below 2**40. A
-    missing key is empty. Of the first 16 groups, implausible ones are left out.
+    None also if the file is unreadable or longer than 4096 bytes, or has an implausible tenure. Of the groups, the
+    first 16 count.
     """
     if not lease.understood or lease.boot != boot():
         return None
-    found = read_object(read_body(directory, lease.name)).get(ENTRY)
-    if not isinstance(found, dict) or (until := read_number(found.get("until"))) is None:
+    found = read_value(Tenure, read_object(read_body(directory, lease.name)).get(ENTRY))
+    if found is None or read_number(found.until) is None:
         return None
-    groups = found.get("groups")
-    return Tenure(
-        key=clean(found.get("key")),
-        until=until,
-        groups=tuple(
-            (each[0], each[1])
-            for each in (groups if isinstance(groups, list) else ())[:_MOST_GROUPS]
-            if isinstance(each, list) and len(each) == 2  # noqa: PLR2004 -- path and inode
-            and isinstance(each[0], str) and len(each[0]) <= _LONGEST_PATHS and type(each[1]) is int
-        ),
-    )  # fmt: skip
+    return replace(found, key=clean(found.key), groups=found.groups[:_MOST_GROUPS])
 
 
 def make_tenure(key: str, seconds: float, groups: tuple[tuple[str, int], ...] = ()) -> Tenure:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from anyaccel._typing import TypeVar
-from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
-from anyaccel.ledger import machine_policy
-from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
+from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
+from anyaccel.ledger import machine_policy, tickets
+from anyaccel.ledger.acquisition import Acquisition, Choose
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.entries import find_active, sweep
-from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.names import MAX_PRIORITY, LeaseName, Listing, list_names
+from anyaccel.ledger.lease import Lease, Want
+from anyaccel.ledger.names import LeaseName, Listing, list_names
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
-from anyaccel.ledger.tickets import find_ended, list_holdings
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -29,12 +26,12 @@ from anyaccel.policy import Waiting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from typing import Unpack
 
+    from anyaccel.ledger.acquisition import Terms
     from anyaccel.ledger.entries import Tenure
     from anyaccel.ledger.handovers import HandoverFile
     from anyaccel.policy import OverLimit
-
-_Found = TypeVar("_Found")
 
 
 class Ledger:
@@ -81,16 +78,7 @@ class Ledger:
         """Whether other users can take part; before there is a directory, as in one made by this user."""
         return self._state.shared
 
-    def acquire(
-        self,
-        want: Want,
-        choose: Choose,
-        *,
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
-    ) -> Lease:
+    def acquire(self, want: Want, choose: Choose, **terms: Unpack[Terms]) -> Lease:
         """Acquire devices as soon as the request is next. A missing state directory is made.
 
         Requests that compete for a device are served by priority and arrival, unless the machine's policy gives another
@@ -103,12 +91,7 @@ class Ledger:
             choose: Called with the taken extents by device name; returns the :class:`~anyaccel.model.Extent` to hold of
                 each device, or None if the free ones do not suffice. Called often, without a lock, by this thread. An
                 empty choice gives an empty lease.
-            wait: Seconds to wait; 0 to take only what is free now, None to wait without end.
-            priority: The higher, the earlier; by agreement among users.
-            note: Purpose of the lease, for display.
-            on_wait: Called with the queue position, 1 for the next, and with the leases, drains and reservations of
-                suitable devices (empty if only a limit of the user is in the way): once the request is in line, and
-                again if the position changes, or whether limits are in the way. An exception ends the wait.
+            terms: How to wait, and what others see; see :class:`~anyaccel.ledger.acquisition.Terms`.
 
         Returns:
             The lease, to be released.
@@ -125,36 +108,17 @@ class Ledger:
             UsageError: When ``wait`` or ``priority`` is out of range.
             ValueError: When a choice is impossible. Exceptions of ``choose`` itself pass unchanged.
         """
-        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
+        return self.begin(want, choose, **terms).get()
 
-    def begin(
-        self,
-        want: Want,
-        choose: Choose,
-        *,
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
-        place: Place | None = None,
-    ) -> Acquisition:
+    def begin(self, want: Want, choose: Choose, **terms: Unpack[Terms]) -> Acquisition:
         """Prepare an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
 
-        Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now. With the ``place``
-        of an abandoned request, the new request keeps the old queue position.
+        Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now.
 
         Raises:
             UsageError: When ``wait`` or ``priority`` is out of range.
-            LimitError: When the request is over a limit of this user, whatever leases the user releases.
-            ConfigurationError: When the machine's configuration cannot be trusted or understood.
         """
-        if wait is not None and not 0 <= wait <= math.inf:
-            raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
-        return Acquisition(
-            self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, kept=place
-        )
+        return Acquisition(self._state, want, choose, **terms)
 
     def make(self) -> None:
         """Make the state directory if it is missing; root also moves users' own leases to the machine's directory.
@@ -177,7 +141,7 @@ class Ledger:
             LedgerError: When the ledger cannot be read.
         """
         now = time.time()
-        return self._list(lambda block: block.begin is None or block.begin <= now)
+        return self._list([block for block in self.blocks() if block.begin is None or block.begin <= now])
 
     def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
         """List the active leases, and devices that are withheld from a request of this user that starts now.
@@ -192,12 +156,12 @@ class Ledger:
         """
         own = Waiting(key=None, number=0, since=0.0, user=outside(os.geteuid()), seconds=seconds)
         now = process.boot_seconds()
-        return self._list(lambda block: block.policy_block.meets(own, now))
+        return self._list([block for block in self.blocks() if block.policy_block.meets(own, now)])
 
-    def _list(self, counts: Callable[[machine_policy.DeviceBlock], bool]) -> tuple[LeaseRecord, ...]:
-        """List the active leases, then the devices of the drains and reservations that count."""
-        blocks = [record for block in self.blocks() if counts(block) for record in block.records()]
-        return (*self._read(list_leases), *blocks)
+    def _list(self, blocks: Iterable[machine_policy.DeviceBlock]) -> tuple[LeaseRecord, ...]:
+        """List the active leases, then the devices of drains and reservations."""
+        with self._looking() as (directory, listing):
+            return (*list_leases(directory, listing), *(record for block in blocks for record in block.records()))
 
     def blocks(self) -> tuple[machine_policy.DeviceBlock, ...]:
         """List the drains and reservations that have not ended, also future ones.
@@ -268,7 +232,7 @@ class Ledger:
             machine_policy.check_permission(self._state, os.fstat(directory).st_uid)
             # With the directory locked: no lease can be published that this choice does not know.
             listing = list_names(directory)
-            over = find_ended(directory, listing)
+            over = tickets.find_ended(directory, listing)
             start = since_boot(begin) * 1000
             used = {
                 lease.device
@@ -323,9 +287,8 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        from anyaccel.ledger.tickets import list_tickets
-
-        return self._read(partial(list_tickets, self._state, past=past, devices=devices))
+        with self._looking() as (directory, listing):
+            return tuple(tickets.list_tickets(self._state, directory, listing, past=past, devices=devices))
 
     def forecast_start(self, want: Want) -> float | None:
         """Forecast the start of a request with priority 0 that came now, if every lease lasted until its time limit.
@@ -334,17 +297,14 @@ class Ledger:
 
         Returns:
             Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, needed devices are
-            drained, ``want`` has no needs, the request is over a limit of this user that lasts, or there is no state
-            directory.
+            drained, ``want`` has no needs, or the request is over a limit of this user that lasts.
 
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        from anyaccel.ledger.tickets import forecast_newcomer
-
         own = self._make_newcomer(want).facts
-        found = self._read(lambda directory, listing: forecast_newcomer(self._state, directory, listing, own))
-        return found[0] if found else None
+        with self._looking() as (directory, listing):
+            return tickets.forecast_newcomer(self._state, directory, listing, own)
 
     def count_ahead(self, want: Want, priority: int, choose: Choose) -> int:
         """Count the earlier requests that would block a request that came now; 0 if each may be passed.
@@ -366,7 +326,8 @@ class Ledger:
             ValueError: When a choice is impossible.
         """
         newcomer = self._make_newcomer(want, priority, choose)
-        return sum(self._read(lambda directory, listing: (newcomer.count_ahead(directory, listing),)))
+        with self._looking() as (directory, listing):
+            return newcomer.count_ahead(directory, listing)
 
     def count_usage(self) -> float | None:
         """Return the device-seconds that fair shares count for this user; None if the machine sets no half-life.
@@ -380,8 +341,8 @@ class Ledger:
         policy = machine_policy.with_past(machine_policy.policy_for_display(self._state))
         if policy.half_life is None:
             return None
-
-        held = self._read(lambda directory, listing: list_holdings(directory, listing, find_ended(directory, listing)))
+        with self._looking() as (directory, listing):
+            held = tickets.list_holdings(directory, listing, tickets.find_ended(directory, listing))
         return policy.usage(held, process.boot_seconds()).get(outside(os.geteuid()), 0.0)
 
     def _make_newcomer(self, want: Want, priority: int = 0, choose: Choose = lambda _: None) -> Acquisition:
@@ -389,8 +350,9 @@ class Ledger:
 
         Limits of the user are not checked, and a faulty configuration of the machine counts as none.
         """
-        policy = machine_policy.policy_for_display(self._state)
-        return Acquisition(self._state, want, choose, priority=priority, policy=policy)
+        newcomer = Acquisition(self._state, want, choose, priority=priority)
+        newcomer.adopt_policy(machine_policy.policy_for_display(self._state))
+        return newcomer
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
         """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
@@ -409,14 +371,11 @@ class Ledger:
         policy = machine_policy.current_policy(self._state)
         if policy.plain:
             return ()
-        newcomer = Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy)
-
-        def inspect(directory: int, listing: Listing) -> tuple[OverLimit, ...]:
+        newcomer = Acquisition(self._state, want, lambda _: None, priority=priority)
+        newcomer.adopt_policy(policy)
+        with self._looking() as (directory, listing):
             others = {lease.name for lease in listing.leases if only is not None and lease.id not in only}
-            return newcomer.over_limits(directory, listing, find_ended(directory, listing) | others)
-
-        found = self._read(inspect)
-        return found or policy.over_limits(newcomer.facts, {})  # without a state directory nothing is held
+            return newcomer.over_limits(directory, listing, tickets.find_ended(directory, listing) | others)
 
     def unfinished_handovers(self) -> Mapping[str, str]:
         """Return the devices that a vendor changed for a holder and that were not put back, with the lease's identity.
@@ -428,7 +387,8 @@ class Ledger:
         """
         from anyaccel.ledger.handovers import list_unfinished
 
-        return dict(self._read(lambda directory, listing: list_unfinished(directory, listing).items()))
+        with self._looking() as (directory, listing):
+            return list_unfinished(directory, listing)
 
     def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
         """Context with the locked files of handovers, by device; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
@@ -456,23 +416,23 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        from anyaccel.ledger.tickets import find_wanted_by_others
+        with self._looking() as (directory, listing):
+            return tickets.find_wanted_by_others(directory, listing, devices)
 
-        return frozenset(self._read(lambda directory, listing: find_wanted_by_others(directory, listing, devices)))
-
-    def _read(self, inspect: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
-        """Collect the items from ``inspect``, called with descriptor and listing of the state directory.
-
-        Without a directory, ``inspect`` is not called, and the result is empty.
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[tuple[int, Listing]]:
+        """Context with the open state directory and the names there; -1 and no names without a directory.
 
         Raises:
-            LedgerError: When the directory cannot be trusted, or a system call fails, also in ``inspect``.
+            LedgerError: When the directory cannot be trusted, or a system call fails in the context.
         """
-        try:
-            with self._state.opened() as directory:
-                return tuple(inspect(directory, list_names(directory)))
-        except NoStateDirectoryError:
-            return ()
+        with contextlib.ExitStack() as rest:
+            try:
+                directory = rest.enter_context(self._state.opened())
+            except NoStateDirectoryError:
+                yield -1, Listing()
+            else:
+                yield directory, list_names(directory)
 
     def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
@@ -484,16 +444,13 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-
-        def inspect(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
+        with self._looking() as (directory, listing):
             files = listing.find_lease(lease_id)
             active = find_active(directory, files)
             if not active:
                 sweep(directory, [lease.name for lease in files])
-            return [state.carriers for state in active.values()]
-
-        found = self._read(inspect)
-        return tuple(sorted({pid for pids in found for pid in pids})) if found else None
+                return None
+        return tuple(sorted({pid for state in active.values() for pid in state.carriers}))
 
     def end_lease(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
         """End an own lease from outside, or any lease as root, by ending each process that was started with the lease.
@@ -557,9 +514,7 @@ class Ledger:
             LeasePermissionError: When the ticket belongs to another user.
             LedgerError: When the waiting process does not react in time; the ticket stays cancelled.
         """
-        from anyaccel.ledger.tickets import cancel
-
-        return cancel(self._state, ticket_id, seconds=seconds)
+        return tickets.cancel(self._state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
         """Free the devices of an own lease, although processes go on using them; none is signalled.
@@ -591,16 +546,13 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-
-        def inspect(directory: int, listing: Listing) -> Iterable[bool]:
+        with self._looking() as (directory, listing):
             files = listing.find_lease(lease_id)
             active = find_active(directory, files)
-            return (_covers(directory, lease) for lease in files if lease.name in active)
-
-        covers = self._read(inspect)
-        if not covers:
-            return "it has ended"
-        return "" if any(covers) else "this process was not started with it"
+            if not active:
+                return "it has ended"
+            covered = any(_covers(directory, lease) for lease in files if lease.name in active)
+        return "" if covered else "this process was not started with it"
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"

@@ -2,12 +2,12 @@
 
 Leases are counted by name first, and by lock only if the answer depends on a lock.
 
-The name of a lease is ``v2.<id>.<vendor>.<extent>.<pid>.<starttime>.<mark>.<nonce>``, so the taken devices can be
-counted by names alone.
+The name of a lease is ``v2.<device>.<extent>.<pid>.<starttime>.<mark>.<nonce>``, so the taken devices can be counted by
+names alone.
 
 - Ids are unique per vendor, so the ledger names a device ``vendor/id``. A physical part is named by its path, without
   the vendor, since several drivers may list the same part.
-- Of a lease of another version only id and vendor are read, and the whole device counts as held.
+- Of a lease of another version only the device is read, and the whole device counts as held.
 - The extent is a number of units, in 1/10000 of the device. If the device has slots, a hyphen and the held slots
   follow, as a bit mask in hexadecimal digits. The extent is 0 for a device of which a part is held that is a device of
   its own; then the device itself is not given out.
@@ -30,8 +30,9 @@ import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import crc32
-from collections.abc import Collection, Iterable, Mapping
-from functools import cache, cached_property, lru_cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from types import MappingProxyType
 
 from anyaccel._typing import NamedTuple
 from anyaccel.linux import mark as marks
@@ -42,22 +43,18 @@ HANDOVER = "handover."
 """Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
-_LONGEST = 128
-_ESCAPED_LENGTH = 150  # a file name has 255 bytes, and the rest of a lease's name needs about 100
+_LONGEST = 150  # of an encoded device: a file name has 255 bytes, and the rest of a lease's name needs about 100
 _LISTED_IN_NAME = 32  # devices of four bytes each in base64: 171 characters of a ticket's name
 _IN_BODY = "+"
 
-_VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})"
-_OF_VENDOR = rf"{_VENDOR}/(?P<id>.+)"
+_OF_VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})/(?P<id>.+)"
 _INNER = r"([0-9a-f]{8}\|)?[0-9a-f]{12}\|"
-_PLAIN = frozenset("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:@+_-")
+_ESCAPES = {code: f"%{code:02X}" for code in range(128) if not chr(code).isalnum() and chr(code) not in ":@+_-"}
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(b(?P<passed>[0-9a-f]{1,10}))?)?"
-_LEASE = re.compile(
-    rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}"
-)
-_ANY_LEASE = rf"v[0-9]+\.(?P<device>[^.]+)(\.{_VENDOR})?(\..*)?"
+_LEASE = re.compile(rf"v2\.(?P<device>[^.]+)\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}")
+_ANY_LEASE = r"v[0-9]+\.(?P<device>[^.]+)(\..*)?"
 _TICKET = rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
 _HIDDEN = rf"\.{_OWNER}\.{_NONCE}"
 
@@ -157,12 +154,12 @@ def device_name(vendor: str, device: str, scope: str = "") -> str:
         scope: Prefix of the id for a device that is not a device of this host as every process sees it.
 
     Returns:
-        The name; if longer than 128 characters, with a SHA-256 hash in place of the id.
+        The name; if its encoded form is too long for the name of a file, with a SHA-256 hash in place of the id.
     """
     of_vendor = f"{vendor}/" if vendor else ""
     own = device.removeprefix(of_vendor)
     name = f"{of_vendor}{scope}{own}"
-    if len(name) <= _LONGEST:
+    if len(name.translate(_ESCAPES)) <= _LONGEST:
         return name
     import hashlib
 
@@ -190,33 +187,27 @@ def is_inner(name: str) -> bool:
     return re.match(_INNER, vendor_and_id(name)[1]) is not None
 
 
-def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
-    """Encode a device id for a file name, reversibly: letters, digits and ``:@+-_`` stay, other characters are ``%XX``.
-
-    Args:
-        device: The id.
-        room: Number of characters that are left in the name; a longer result is written as ``=`` and base64 instead,
-            which is not checked against the room.
+@lru_cache(maxsize=2048)
+def encode(device: str) -> str:
+    """Encode the name of a device for a file name, reversibly: letters, digits and ``:@+-_`` stay, the rest is ``%XX``.
 
     Raises:
-        ValueError: When the id is not 1 to 128 printable ASCII characters.
+        ValueError: When the name is not printable ASCII, or not 1 to 150 characters in its encoded form.
     """
-    if not 1 <= len(device) <= _LONGEST or not device.isascii() or not device.isprintable():
-        raise ValueError(f"a device id must be 1 to {_LONGEST} printable ASCII characters (got {device!r})")
-    escaped = "".join(char if char in _PLAIN else f"%{ord(char):02X}" for char in device)
-    if len(escaped) <= room:
-        return escaped
-    return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # no escaped id starts with "="
+    encoded = device.translate(_ESCAPES)
+    if not 1 <= len(encoded) <= _LONGEST or not device.isascii() or not device.isprintable():
+        raise ValueError(
+            f"the name of a device must be 1 to {_LONGEST} printable ASCII characters in its encoded form"
+            f" (got {device!r})"
+        )
+    return encoded
 
 
-def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
-    """Decode an id that :func:`encode` wrote with the same ``room``; None for any other text."""
+def decode(text: str) -> str | None:
+    """Decode the name of a device that :func:`encode` wrote; None for any other text."""
+    device = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)
     try:
-        if text.startswith("="):
-            device = urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode("ascii")
-        else:
-            device = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)
-        return device if encode(device, room) == text else None
+        return device if encode(device) == text else None
     except ValueError:
         return None
 
@@ -251,7 +242,7 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
         period: The time limit.
 
     Raises:
-        ValueError: When the device's id cannot be encoded; see :func:`encode`.
+        ValueError: When the device cannot be encoded; see :func:`encode`.
     """
     pid, start = owner or me()
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
@@ -259,35 +250,19 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     if period.until is not None and period.passed is not None:
         term += f"b{period.passed:x}"
     marked = marks.limit(mark) if mark else 0
-    return f"v2.{_named(device)}.{extent.units}{slots}.{pid}.{start}.{marked:016x}{term}.{nonce}"
-
-
-@lru_cache(maxsize=2048)
-def _named(device: str) -> str:
-    """Encode a device for the name of a lease: id and vendor, or the path of a physical part.
-
-    Raises:
-        ValueError: When the id cannot be encoded.
-    """
-    vendor, own = vendor_and_id(device)
-    return f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
+    return f"v2.{encode(device)}.{extent.units}{slots}.{pid}.{start}.{marked:016x}{term}.{nonce}"
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
     """Return the name of a ticket of this process, with the hashes of the candidates.
 
-    With more than 32 candidates the name has none, and the caller lists the hashes in the body.
+    With more than 32 candidates the name has none: the body has them.
     """
     pid, start = me()
     packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
-    wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
+    wanted = urlsafe_b64encode(packed).decode().rstrip("=") if len(candidates) <= _LISTED_IN_NAME else _IN_BODY
     rank = _RANK_OF_PRIORITY_0 - priority
     return f"t1.{rank:07}.{number:016}.{pid}.{start}.{nonce}.{wanted}"
-
-
-def _room(vendor: str) -> int:
-    """Return the number of characters for an id beside the vendor in the name of a lease."""
-    return _ESCAPED_LENGTH - len(vendor) - 1 if vendor else _ESCAPED_LENGTH
 
 
 @lru_cache(maxsize=2048)
@@ -299,7 +274,7 @@ def parse_lease(name: str) -> LeaseName | None:
     """
     match = _LEASE.fullmatch(name)
     found = match or re.fullmatch(_ANY_LEASE, name)
-    device = _device_of(found) if found else None
+    device = decode(found["device"]) if found else None
     if match is None or device is None:
         return None if device is None else LeaseName(name=name, device=device)
     value = int(match["mark"], 16)
@@ -319,13 +294,6 @@ def parse_lease(name: str) -> LeaseName | None:
         understood=True,
         period=Period(*(int(each, 16) if each else None for each in (match["until"], match["passed"]))),
     )
-
-
-def _device_of(match: re.Match[str]) -> str | None:
-    """Return the device of a matched name, ``vendor/id`` or a path; None for an unreadable id."""
-    vendor = match["vendor"] or ""
-    device = decode(match["device"], _room(vendor))
-    return f"{vendor}/{device}" if vendor and device is not None else device
 
 
 def _read_extent(units: str, slots: str) -> Extent | None:
@@ -376,11 +344,6 @@ def hash_device(device: str) -> int:
     return crc32(device.encode())
 
 
-def listed_in_name(candidates: frozenset[str]) -> bool:
-    """Return whether the name of a ticket has room for the wanted devices, which are 32 at most."""
-    return len(candidates) <= _LISTED_IN_NAME
-
-
 def _read_wanted(text: str) -> frozenset[int] | None:
     """Decode the hashes in the name of a ticket; None if the body lists them, or the text is faulty."""
     try:
@@ -392,57 +355,24 @@ def _read_wanted(text: str) -> frozenset[int] | None:
     return frozenset(int.from_bytes(packed[at : at + 4]) for at in range(0, len(packed), 4))
 
 
-class Summary(NamedTuple):
-    """The content of the names of several leases.
+class Listing(NamedTuple):
+    """The names in the state directory at one moment; without a directory, none.
 
     Attributes:
-        leases: The parsed names.
+        leases: The parsed names of leases, also of ended leases and of other versions.
         pids: Processes that took the leases.
         marks: Marks of the leases.
         taken: The taken extents by device name.
-    """
-
-    leases: tuple[LeaseName, ...]
-    pids: frozenset[int]
-    marks: frozenset[marks.Mark]
-    taken: Mapping[str, Extent]
-
-
-@lru_cache(maxsize=2)
-def _summarize(named: tuple[str, ...]) -> Summary:
-    """Summarize the names of leases. A name of another version counts as a lease of the whole device.
-
-    Only a name without a readable device is left out. An acquisition lists the directory twice, and mostly finds the
-    same leases: with 256 leases, acquire and release take 0.5 ms of processor time, and 1.6 ms without this cache.
-    """
-    leases = tuple(filter(None, map(parse_lease, named)))
-    pids, marked = frozenset(lease.pid for lease in leases), frozenset(lease.mark for lease in leases)
-    return Summary(leases, pids, marked, sum_taken(leases))
-
-
-class Listing:
-    """The names in the state directory at one moment.
-
-    Args:
-        named: Names of leases, also of ended leases and of other versions.
         tickets: Names of tickets, in the order of service.
         hidden: Names of unfinished or leftover files.
     """
 
-    def __init__(self, named: list[str], tickets: list[str], hidden: list[str]) -> None:
-        self._named = named
-        self.tickets = tickets
-        self.hidden = hidden
-
-    @cached_property
-    def summary(self) -> Summary:
-        """The summary of the names of leases, computed on first use: most waiting requests do not need the summary."""
-        return _summarize(tuple(self._named))
-
-    @property
-    def leases(self) -> tuple[LeaseName, ...]:
-        """The parsed names of leases, also of ended leases and of other versions; see :attr:`summary`."""
-        return self.summary.leases
+    leases: tuple[LeaseName, ...] = ()
+    pids: frozenset[int] = frozenset()
+    marks: frozenset[marks.Mark] = frozenset()
+    taken: Mapping[str, Extent] = MappingProxyType({})
+    tickets: Sequence[str] = ()
+    hidden: Sequence[str] = ()
 
     def find_lease(self, lease_id: str) -> list[LeaseName]:
         """Return the parsed names of a lease, also of an ended lease; none for an unknown or empty id.
@@ -468,10 +398,22 @@ def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[s
     return found
 
 
+@lru_cache(maxsize=2)
+def _parse_leases(named: tuple[str, ...]) -> Listing:
+    """Parse the names of leases. A name of another version counts as a lease of the whole device.
+
+    Only a name without a readable device is left out. An acquisition lists the directory twice, and mostly finds the
+    same leases: with 256 leases, acquire and release take 0.5 ms of processor time, and 1.6 ms without this cache.
+    """
+    leases = tuple(filter(None, map(parse_lease, named)))
+    pids, marked = frozenset(lease.pid for lease in leases), frozenset(lease.mark for lease in leases)
+    return Listing(leases, pids, marked, sum_taken(leases))
+
+
 def list_names(directory: int) -> Listing:
     """List the state directory of a descriptor by kind of name, which the first letter tells; omit other kinds.
 
-    Only the tickets are sorted. Names are not parsed, and files are not opened. OSError passes.
+    Only the tickets are sorted, and files are not opened. OSError passes.
     """
     named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
@@ -483,7 +425,7 @@ def list_names(directory: int) -> Listing:
         elif first == ".":
             hidden.append(name)
     tickets.sort()
-    return Listing(named, tickets, hidden)
+    return _parse_leases(tuple(named))._replace(tickets=tickets, hidden=hidden)
 
 
 def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:

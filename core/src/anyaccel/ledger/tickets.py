@@ -29,7 +29,6 @@ from anyaccel.ledger.names import (
     hashes,
     is_inner,
     list_names,
-    listed_in_name,
     new_nonce,
     parse_ticket,
     ticket_name,
@@ -37,6 +36,7 @@ from anyaccel.ledger.names import (
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
+from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import Holding, Need, Policy, Waiting, forecast, sum_usage
 
@@ -48,6 +48,7 @@ BODY_LIMIT = 1 << 18
 """Bytes of a ticket: a request for many devices lists them in the body."""
 _REMEMBERED = 10_000  # far more than any line has; a bound against processes that make tickets without end
 
+_MOST_NEEDS, _MOST_DEVICES = 64, 1 << 20
 _PATIENCE = 2.0  # a stamp that is older than eight intervals: the process does not run
 _LOOKS_EVERY = 0.25
 _PER_PLACE = 0.05  # requests further back look less often, since requests ahead would be served first
@@ -89,13 +90,13 @@ class TicketFile(entries.LockedFile):
         self._owner = os.getpid()
         _files.add(self)
 
-    def publish(self, directory: int, want: Want, priority: int, note: str, number: int | None = None) -> int:
+    def publish(self, directory: int, want: Want, facts: Waiting, note: str, number: int | None = None) -> int:
         """Enter the line: make the ticket's file, stamped and locked under a hidden name, and then rename the file.
 
         Args:
             directory: Descriptor of the state directory, locked, so that each ticket gets a time of its own.
             want: The request.
-            priority: The higher, the earlier.
+            facts: The request as the queue policy sees it.
             note: Purpose.
             number: Number of the request's former ticket, to keep the position; None for the end of the line.
 
@@ -105,16 +106,12 @@ class TicketFile(entries.LockedFile):
         Raises:
             OSError: When the file cannot be made or named; call :meth:`drop` then.
         """
-        candidates = want.candidates
-        more = write_ticket_words(want)
-        if not listed_in_name(candidates):
-            more["wanted"] = sorted(hashes(candidates))
-        self.make(directory, record.write_body(want.request, note, **more))
+        self.make(directory, record.write_body(want.request, note, **write_ticket_words(facts)))
         self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
         if number is None:
             # A time, not the highest number so far plus 1: the highest may be that of another user's false ticket.
             number = int(process.boot_seconds() * 1e6)
-        self.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
+        self.rename(directory, ticket_name(facts.priority, number, new_nonce(), want.candidates))
         return number
 
     def stamp(self) -> None:
@@ -334,16 +331,14 @@ def _forbid_writing(directory: int, name: str) -> bool:
     return True
 
 
-def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
+def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> float | None:
     """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage
-    counts for fair shares; a faulty configuration of the machine counts as none.
+    None if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage counts for fair shares; a faulty
+    configuration of the machine counts as none.
     """
     policy = with_past(policy_for_display(state))
-    starts = _WaitingLine.collect(policy, directory, listing, own).forecast(policy)
-    if own.key in starts:
-        yield starts[own.key]
+    return _WaitingLine.collect(policy, directory, listing, own).forecast(policy).get(own.key)
 
 
 def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
@@ -377,28 +372,30 @@ def is_silent(found: os.stat_result, now: int, position: int) -> bool:
     return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience
 
 
-def write_ticket_words(want: Want) -> dict[str, Any]:
-    """Return the part of a ticket's body that the queue policy reads, as JSON values.
+class _Words(Value):
+    """The part of a ticket's body that the queue policy reads, with devices as hashes.
 
-    These are ``seconds``, ``inner`` and ``needs`` where they apply, with devices as hashes. The wanted devices are not
-    in this part: see :meth:`anyaccel.ledger.tickets.TicketFile.publish`.
+    Attributes:
+        seconds: Time limit; None for no limit.
+        inner: Whether the request is for parts of a lease of its user.
+        wanted: The devices for which the request competes; None if unknown.
+        needs: Count, units, devices and sizes of each need; see :class:`anyaccel.policy.Need`.
     """
-    words: dict[str, Any] = {}
-    if want.seconds is not None:
-        words["seconds"] = want.seconds
-    if any(map(is_inner, want.candidates)):
-        words["inner"] = True
-    if want.needs:
-        words["needs"] = [
-            [
-                need.count,
-                need.units,
-                None if need.among == want.candidates else sorted(hashes(_texts(need.among))),
-                [[hash_device(str(device)), units] for device, units in need.sizes.items()],
-            ]
-            for need in want.needs
-        ]
-    return words
+
+    seconds: float | None = None
+    inner: bool = False
+    wanted: frozenset[int] | None = None
+    needs: tuple[tuple[int, int, frozenset[int], tuple[tuple[int, int], ...]], ...] = ()
+
+
+def write_ticket_words(facts: Waiting) -> dict[str, Any]:
+    """Return the part of a ticket's body that the queue policy reads, as JSON values: the fields of :class:`_Words`."""
+    return {
+        "seconds": facts.seconds,
+        "inner": facts.inner,
+        "wanted": list(facts.wants or ()),
+        "needs": [[each.count, each.units, list(each.among), list(each.sizes.items())] for each in facts.needs],
+    }
 
 
 def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
@@ -442,58 +439,32 @@ lock is needed: a lost entry is read again."""
 
 
 def _read_waiting(ticket: TicketName, user: int | None, body: bytes) -> Waiting:
-    """Combine name, owner and body of a ticket; implausible values of the body are left out.
+    """Combine name, owner and body of a ticket; an implausible body counts as empty.
 
     An arrival in the future counts as now. The wanted devices are from the name or, if not listed
-    there, from the body; None if neither lists them.
+    there, from the body; None if neither lists them. The first 64 needs count, without impossible ones.
 
     Args:
         ticket: The parsed name.
         user: Owner of the file, by the number outside of user namespaces; None if unknown.
         body: Content of the file.
     """
-    words = entries.read_object(body)
-    listed = words.get("wanted")
-    wants = ticket.wanted
-    if wants is None and isinstance(listed, list):
-        wants = frozenset(each for each in listed if type(each) is int)
+    words = (entries.read_value(_Words, entries.read_object(body)) if body else None) or _Words()
     return Waiting(
         key=ticket.name,
         number=ticket.number,
         since=min(ticket.since, process.boot_seconds()),  # no request came in the future
         priority=ticket.priority,
         user=user,
-        seconds=entries.read_number(words.get("seconds")),
-        needs=tuple(_needs(words.get("needs"), wants or frozenset())),
-        wants=wants,
-        inner=words.get("inner") is True,
+        seconds=entries.read_number(words.seconds),
+        needs=tuple(
+            Need(count=count, units=units, among=among, sizes=dict(sizes))
+            for count, units, among, sizes in words.needs[:_MOST_NEEDS]
+            if 0 < count <= _MOST_DEVICES and 0 < units <= UNITS_PER_DEVICE
+        ),
+        wants=words.wanted if ticket.wanted is None else ticket.wanted,
+        inner=words.inner,
     )
-
-
-def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
-    """Decode the first 64 needs in a ticket's body; implausible needs are skipped.
-
-    Args:
-        value: The decoded JSON.
-        wants: The devices of a need without a list of its own.
-    """
-    for each in value[:64] if isinstance(value, list) else ():
-        if not isinstance(each, list) or len(each) != 4:  # noqa: PLR2004 -- as write_ticket_words writes them
-            continue
-        count, units, among, sizes = each
-        if type(count) is not int or type(units) is not int or not 0 < count <= 1 << 20 or not 0 < units <= 1 << 20:
-            continue
-        own = frozenset(one for one in among if type(one) is int) if isinstance(among, list) else wants
-        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(sizes)))
-
-
-def _sizes(value: object) -> Iterable[tuple[int, int]]:
-    """Decode the units of a need by hash of the device, from the first 10,000 pairs; implausible pairs are skipped."""
-    for each in value[:_REMEMBERED] if isinstance(value, list) else ():
-        if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004
-            device, units = each
-            if type(device) is int and type(units) is int and 0 < units <= UNITS_PER_DEVICE:
-                yield device, units
 
 
 def hashed(need: Need) -> Need:

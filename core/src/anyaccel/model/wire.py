@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
+from itertools import repeat
 from types import GenericAlias, UnionType
 
 from anyaccel.model._value import REQUIRED, Value, fields
@@ -143,8 +144,9 @@ def _read_row(kind: Any, data: Any, place: str, found: list[str], made: bool) ->
     if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
         found.append(_mismatch(place, data, kind, "" if made else f"a list of {length}" if length else "a list"))
         return data
-    inside, read = arguments[0], _reader(arguments[0])
-    row = [read(inside, content, f"{place}[{n}]", found, made) for n, content in enumerate(data)]
+    kinds = arguments if length else repeat(arguments[0])
+    rows = enumerate(zip(kinds, data, strict=False))
+    row = [_reader(inside)(inside, content, f"{place}[{n}]", found, made) for n, (inside, content) in rows]
     return data if made else origin(row)
 
 

@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
-from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
-from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import Want
+from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import Allocation, Extent, Grant, Inventory, Request, Share, Stats, replace
+from anyaccel.model import Allocation, Extent, Inventory, Request, Share, Stats, replace
 from anyaccel.pool.reactor import reactor
 from anyaccel.probe.machine import parse_machine
-from anyaccel.scheduler import Choice
+from anyaccel.scheduler import Choice, Scheduler
+from anyaccel.vendors import KnownNames, validate
 
 if TYPE_CHECKING:
     from anyaccel.ledger import Lease
@@ -53,70 +52,62 @@ def check_request(inventory: Inventory, request: Request) -> None:
         UnknownNameError: When no device has one of its names.
         NeverFitsError: When the machine has too few such devices.
     """
-    verdict = local_scheduler(inventory).why(request)
+    verdict = Scheduler(inventory, validate, KnownNames()).why(request)
     if not (verdict.ever_fits or verdict.cpu):
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
-class LocalRequest:
-    """A request, resolved against this machine.
+class LocalRequest(LedgerRequest):
+    """A request of a pool, resolved against this machine.
 
     Args:
-        choice: The choice of devices for the request.
         inventory: The machine.
-        scope: The names of the devices in the ledger.
+        request: The request.
+        environ: The environment of the pool.
+        choice: Chooses the devices for the request; None for any devices that serve it.
         private: Whether leases are private, so that device files are not locked.
         confined: Whether the worker will be confined to its devices.
 
     Attributes:
-        request: The request.
         nothing: Whether no device can serve it, so that it falls back to the CPU.
         ids: Ids of the devices that could serve it, and of their parts. Requests with a common id compete.
-        want: The request in the form of the ledger.
-        chosen: The devices that :meth:`choose` chose last.
 
     Raises:
         UnknownNameError: When no device has one of its names.
         NeverFitsError: When no devices can ever serve it, and it does not permit the CPU.
     """
 
-    def __init__(self, choice: Choice, inventory: Inventory, scope: Scope, *, private: bool, confined: bool) -> None:
-        self.request = choice.request
-        self.chosen: tuple[Grant, ...] = ()
-        self._choice = choice
-        self._inventory = inventory
-        self._scope = scope
-        self.nothing = not choice.ever_fits
+    def __init__(
+        self,
+        inventory: Inventory,
+        request: Request,
+        environ: Mapping[str, str],
+        choice: Choice | None,
+        *,
+        private: bool,
+        confined: bool,
+    ) -> None:
+        super().__init__(inventory, request, environ, choice, confined=confined, mark=marks.draw)
+        if private:
+            self.want = replace(self.want, device_locks={})
+        self.nothing = not self.choice.ever_fits
         if self.nothing:
-            check_request(inventory, self.request)
-        candidates = () if self.nothing else choice.candidates
-        wanted = frozenset(device.id for device in candidates)
-        self.ids = scope.with_parts(wanted)
-        want = scope.make_want(choice, inventory)
-        locks = {} if private else want.device_locks
-        self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw)
+            check_request(inventory, request)
+        candidates = () if self.nothing else self.choice.candidates
+        self.ids = self.scope.with_parts(device.id for device in candidates)
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose devices, and keep the grants as ``chosen``.
-
-        Args:
-            taken: The taken extents, by name in the ledger.
-
-        Returns:
-            The chosen extents, by name in the ledger, and the devices of which a chosen one is a part, as divided;
-            none if the request falls back to the CPU; None if the free devices do not suffice, and ``chosen`` stays.
+        """Choose devices like the base class; none if the request falls back to the CPU by now.
 
         Raises:
             NeverFitsError: When not even all devices suffice by now, as after the removal of a vendor's plug-in.
         """
-        grants = self._choice.choose(self._scope.to_devices(taken))
-        if grants is None and self._choice.choose({}) is None:  # a vendor's rule fails by now: never wait in vain
-            check_request(self._inventory, self.request)
-            grants = ()
-        if grants is None:
-            return None
-        self.chosen = grants
-        return self._scope.to_ledger(grants)
+        chosen = super().choose(taken)
+        if chosen is None and self.choice.choose({}) is None:  # a vendor's rule fails by now: never wait in vain
+            check_request(self.inventory, self.request)
+            self.grants = ()
+            return {}
+        return chosen
 
 
 class WorkerLease(OpenLease):

@@ -34,7 +34,6 @@ from anyaccel.errors import (
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.choosing import make_choice
 from anyaccel.launcher.launch import check_start, remove_group
 from anyaccel.launcher.open_lease import plan_handover
 from anyaccel.launcher.scope import Scope
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
     from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.pool.actor import ActorState
     from anyaccel.pool.gang import GangFuture
-    from anyaccel.scheduler import Choice, Verdict
+    from anyaccel.scheduler import Verdict
 
 LOOK_SECONDS = 0.05
 """Interval in seconds between two checks whether other processes wait for devices of our idle processes."""
@@ -156,7 +155,6 @@ class Broker:
         private: Whether no other process sees the leases.
         ledger: The ledger of the leases.
         scope: The names of the devices in the ledger.
-        choice: Makes the choice of devices for a request.
 
     Raises:
         StateDirectoryError, LedgerError: When there is no state directory that can be trusted, or a system call fails.
@@ -176,7 +174,7 @@ class Broker:
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
         self._used = None if used is None else used.lease
-        self.choice: Callable[[Request], Choice] = choice or partial(make_choice, inventory)
+        self._choice = choice
         self._note = note
         self._queues: dict[object, CallQueue] = {}
         self._idle: list[WorkerProcess] = []  # an evicted one stays here until it has gone
@@ -323,8 +321,9 @@ class Broker:
         if queue is None:
             resolved, needs, kind = None, call.options.needs, (call.options.alike, engine.confined)
             if needs is not None and (resolved := self._resolved.get(kind)) is None:
+                choice = None if self._choice is None else self._choice(needs)
                 resolved = self._resolved[kind] = LocalRequest(
-                    self.choice(needs), self.inventory, self.scope, private=self.private, confined=engine.confined
+                    self.inventory, needs, self._environ, choice, private=self.private, confined=engine.confined
                 )
             queue = self._queues[key] = CallQueue(key, engine, call, resolved)
         return queue
@@ -417,7 +416,7 @@ class Broker:
             self._watch_ledger(queue, resolved, queue.acquisition)
             return None
         queue.acquisition.leave_line()
-        allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.chosen)
+        allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.grants)
         waited = time.monotonic() - queue.asked_at
         opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
         opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ, self.ledger)
@@ -437,13 +436,13 @@ class Broker:
         pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
         queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
-        def on_change(descriptor: int) -> None:
-            """Read the event of a descriptor, and attempt again if that is worthwhile."""
-            if acquisition.read_event(descriptor):
+        def on_change() -> None:
+            """Read the event, and attempt again if that is worthwhile."""
+            if acquisition.read_event():
                 self._request_devices(queue, resolved)
 
         for descriptor in queue.watched:
-            loop.watch(descriptor, partial(on_change, descriptor))
+            loop.watch(descriptor, on_change)
 
     def _on_release(self) -> None:
         """Count a change, and serve the queues, because a worker has released its devices."""

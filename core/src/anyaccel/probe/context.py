@@ -14,9 +14,8 @@ from anyaccel.errors import QueryError
 from anyaccel.model import Value
 
 PCI_DEVICES = "/sys/bus/pci/devices"
-PCI_SLOT = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}"
-"""Address of a PCI device. Linux writes a domain with 4 digits or more: domains of VMD controllers begin at 10000."""
-PCI_ADDRESS = re.compile(rf"{PCI_SLOT}\.[0-7]")
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+"""Address of a PCI function. Linux writes a domain with 4 digits or more: domains of VMD controllers begin at 10000."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -57,8 +57,7 @@ class Machine(Value):
             from anyaccel.probe.host import HostFacts
 
             return HostFacts(environ)
-        from anyaccel.probe.loading import load
-        from anyaccel.probe.recording import RecordedFacts
+        from anyaccel.probe.recording import RecordedFacts, load
 
         return RecordedFacts(load(self.recording))
 
@@ -82,7 +81,7 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
     if text.startswith(SIMULATION):
         items = text[len(SIMULATION) :].split(",")
         return Machine(text=text, products=tuple(_parse_product(item, text) for item in items))
-    from anyaccel.probe.loading import FILE_NAME, load
+    from anyaccel.probe.recording import FILE_NAME, load
 
     path = os.path.join(text, FILE_NAME) if os.path.isdir(text) else text
     if not os.path.lexists(path):

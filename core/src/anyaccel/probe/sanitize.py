@@ -8,7 +8,8 @@ the same devices on the recording, under other ids. Replaced are:
   answer, or the column of a command, and the same values in all other places;
 * names of hosts and users that the caller gives, or that a key or a home directory shows.
 
-Left out are variables with the name of a secret, and lines of the kernel's log about other hardware. Kept are PCI
+Left out are variables with the name of a secret, and the whole log of the machine where a plug-in reads it with a
+command, as it names other hardware, hosts and users; a query of the kit records matching lines alone. Kept are PCI
 addresses, versions and measured values. A name that is also a word of the machine, such as a user with the name of the
 driver, is replaced in home directories only.
 """
@@ -24,11 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from anyaccel.model import Value
-from anyaccel.probe.context import PCI_SLOT
 
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@(?:[\w-]+\.)+[A-Za-z]{2,}")
 USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
-PCI = re.compile(rf"(?<![0-9a-f]){PCI_SLOT}", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"token|secret|passw|credential|api_?key|private|cookie|session|auth", re.IGNORECASE)
 LOGS = ("dmesg", "journalctl")
 LONG = 12
@@ -94,16 +93,20 @@ def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) ->
     names = names or PrivateNames()
     recording = {"environ": {}, "paths": {}, "commands": [], "queries": {}, **recording}
     environ = {name: text for name, text in recording["environ"].items() if not SECRET_VARIABLE.search(name)}
-    # Logs first: private data of other hardware needs no replacement, and must not leave gaps in the numbering.
-    kept = {**recording, "environ": environ, "commands": list(_without_logs(recording))}
+    commands = [{**entry, "stdout": ""} if _is_log(entry) else entry for entry in recording["commands"]]
+    kept = {**recording, "environ": environ, "commands": commands}
     found = search(kept, names.addresses)
     homes = _numbered("user", _present(names.users, kept) | found["home"])
     hosts = _numbered("host", _present(names.hosts, kept))
     swap = _Swap(_replacements(found, homes, hosts, words_of(kept)), homes)
     cleaned: dict[str, Any] = swap.data(kept)
     cleaned["environ"] = {name: swap.mask(text) for name, text in environ.items()}
-    cleaned["commands"] = list(_without_logs(cleaned))  # a line may have been kept for a name that begins like a driver
     return cleaned, swap.replacements
+
+
+def _is_log(entry: Mapping[str, Any]) -> bool:
+    """Return whether a command has printed the log of the machine."""
+    return "stdout" in entry and os.path.basename(entry["argv"][0]) in LOGS
 
 
 def replace_in(data: Any, replacements: Mapping[str, str]) -> Any:
@@ -228,26 +231,6 @@ def _mac(text: str, n: int) -> str:
     separator = text[2]
     octets = bytes([2]) + n.to_bytes(text.count(separator), "big")
     return separator.join(f"{octet:02x}" for octet in octets)
-
-
-def _without_logs(recording: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the commands, with log lines about recorded devices and drivers only."""
-    addresses = {match.lower() for path in recording["paths"] for match in PCI.findall(path)}
-    drivers = {match for path in recording["paths"] for match in re.findall(r"/(?:module|drivers)/([\w-]+)", path)}
-    drivers |= {
-        str(entry["link"]).rpartition("/")[2]
-        for path, entry in recording["paths"].items()
-        if path.endswith("/driver") and "link" in entry
-    }
-    # Not inside of a longer domain: 0000:01:00 is no part of 10000:01:00.
-    about = [*(rf"(?<![0-9a-f]){address}" for address in addresses), *map(re.escape, drivers)]
-    pattern = re.compile("|".join(about) or r"(?!)", re.IGNORECASE)
-    for entry in recording["commands"]:
-        if os.path.basename(str(entry["argv"][0])) in LOGS and "stdout" in entry:
-            lines = str(entry["stdout"]).splitlines(keepends=True)
-            yield {**entry, "stdout": "".join(line for line in lines if pattern.search(line))}
-        else:
-            yield entry
 
 
 def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Found:

@@ -29,6 +29,7 @@ from anyaccel.model import (
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.wire import faults
 from anyaccel.probe.context import PCI_ADDRESS
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,16 +98,6 @@ def _variable_faults(info: PluginInfo) -> Iterator[str]:
 
 def detected_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_detect`` other than None."""
-    if isinstance(value, (list, tuple)):
-        yield (
-            f"it must return Detected or None (got a {type(value).__name__}); write"
-            " 'return Detected(devices=tuple(devices))'"
-        )
-        return
-    shape = list(faults(value, Detected, "Detected"))
-    yield from shape
-    if shape:  # the rules below would raise on other types
-        return
     devices = value.devices
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
     yield from _mismatches(
@@ -147,12 +138,6 @@ def fractional_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_fractional``."""
     if arguments["device"].slots > 1 and value is not Fractional.PARTITIONED:
         yield f"a device with slots is shared by these: it must return Fractional.PARTITIONED (got {value!r})"
-        return
-    if not isinstance(value, Fractional):
-        yield (
-            "it must return Fractional.NO, Fractional.SHARED or Fractional.PARTITIONED"
-            f" (got {value!r} that is a {type(value).__name__})"
-        )
 
 
 def tags_faults(value: Any, _: Arguments) -> Iterator[str]:
@@ -185,8 +170,8 @@ def visible_faults(value: Any, arguments: Arguments) -> Iterator[str]:
 
 def reason_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_validate`` other than None."""
-    if not isinstance(value, str) or not value.strip():
-        yield f"it must return a sentence with the rule, or None (got {value!r} that is a {type(value).__name__})"
+    if not value.strip():
+        yield f"it must return a sentence with the rule, or None (got {value!r})"
 
 
 def stats_faults(value: Any, _: Arguments) -> Iterator[str]:
@@ -196,12 +181,6 @@ def stats_faults(value: Any, _: Arguments) -> Iterator[str]:
         for name in counted:
             if (getattr(seen, name) or 0) < 0:
                 yield f"Stats.{name} must not be negative (got {getattr(seen, name)} for {device_id!r})"
-
-
-def handover_faults(value: Any, _: Arguments) -> Iterator[str]:
-    """Yield the faults of an answer of ``anyaccel_handover``: a plug-in might return a failure instead of raising."""
-    if value is not None:
-        yield f"it must return None, and raise an exception on failure (got {value!r:.80})"
 
 
 def container_faults(value: Any, _: Arguments) -> Iterator[str]:
@@ -237,9 +216,9 @@ def _unprintable(what: str, texts: Iterable[str], *, path: bool = False) -> Iter
             yield f"{what} must be {'absolute paths of ' * path}printable text (got {text!r:.80})"
 
 
-def _mismatches(pattern: str, what: str, values: Iterable[Any]) -> Iterator[str]:
+def _mismatches(pattern: str, what: str, values: Iterable[str]) -> Iterator[str]:
     for value in values:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        if not re.fullmatch(pattern, value):
             yield f"{what} must match {pattern} (got {value!r})"
 
 
@@ -268,11 +247,11 @@ class Hook(Value):
 
     Attributes:
         name: Name of the hook, without ``anyaccel_``.
-        answer: Type of an answer.
-        check: Yields the faults of an answer, given the arguments of the call, the key of the ``vendor`` and the
-            plug-in's ``info``.
-        shape: Name of the answer in messages about its type; empty for a check with messages of its own about types.
-        listed: Name of the items where the answer is a list or tuple.
+        answer: Type of an answer; a list may stand for a tuple.
+        check: Yields the faults of an answer of the right type, given the arguments of the call, the key of the
+            ``vendor`` and the plug-in's ``info``. Not called for None.
+        shape: Name of the answer, for messages; of the items where the answer is a tuple.
+        due: What the hook must return, for messages; ``shape`` if empty.
         required: Whether every plug-in must have the hook.
         default: Makes the answer for a plug-in without the hook, given the arguments of the call.
         seconds: Deadline; None where the hook touches the machine: then the caller sets the deadline.
@@ -283,7 +262,7 @@ class Hook(Value):
     answer: Any
     check: Callable[[Any, Arguments], Iterable[str]] = lambda *_: ()
     shape: str = "the answer"
-    listed: str = ""
+    due: str = ""
     required: bool = False
     default: Callable[[Arguments], Any] = lambda _: None
     seconds: float | None = 5.0
@@ -294,23 +273,27 @@ class Hook(Value):
         """Whether an answer follows from the arguments alone."""
         return self.seconds is not None and not self.changes
 
-    def fits(self, value: Any) -> bool:
-        """Return whether an answer has a type that JSON can carry. The rules are not compared."""
-        carried = tuple(value) if self.listed and isinstance(value, list) else value
-        return not any(faults(carried, self.answer, self.name))
+    def faults(self, value: Any, arguments: Arguments, *, rules: bool = True) -> Iterator[str]:
+        """Yield the faults of the type of an answer, or else the faults of the rules.
 
-    def faults(self, value: Any, arguments: Arguments) -> Iterator[str]:
-        """Yield the faults of the type of an answer, or else the faults of the rules."""
-        if value is None and isinstance(self.answer, UnionType):
+        Args:
+            value: The answer.
+            arguments: See :attr:`check`.
+            rules: Whether to compare the rules as well.
+        """
+        kinds = self.answer.__args__ if isinstance(self.answer, UnionType) else (self.answer,)
+        classes = tuple(getattr(kind, "__origin__", kind) for kind in kinds)
+        listed = tuple in classes
+        whole = tuple(value) if listed and isinstance(value, list) else value
+        if not isinstance(whole, classes):
+            due = "a list or tuple of " * listed + (self.due or self.shape)
+            way_out = f"; write ({value!r},)" if listed and isinstance(value, str) else ""
+            yield f"it must return {due} (got {shown(value)} that is a {type(value).__name__}){way_out}"
             return
-        if self.listed and not isinstance(value, (list, tuple)):
-            way_out = f"; write ({value!r},)" if isinstance(value, str) else ""
-            name = type(value).__name__
-            yield f"it must return a list or tuple of {self.listed} (got {value!r} that is a {name}){way_out}"
-            return
-        whole = tuple(value) if self.listed and isinstance(value, list) else value
-        wrong = list(faults(whole, self.answer, self.shape)) if self.shape else []
-        yield from wrong or self.check(value, arguments)  # rules may rely on the type
+        wrong = faults(whole, self.answer, self.shape)
+        yield from wrong
+        if rules and not wrong and value is not None:  # rules rely on the type
+            yield from self.check(value, arguments)
 
 
 def _device_nodes(arguments: Arguments) -> ContainerEdits:
@@ -320,33 +303,39 @@ def _device_nodes(arguments: Arguments) -> ContainerEdits:
 
 _TABLE = (
     Hook(name="info", answer=PluginInfo, check=info_faults, shape="PluginInfo", required=True),
-    Hook(name="detect", answer=Detected | None, check=detected_faults, shape="", required=True, seconds=None),
-    Hook(name="fractional", answer=Fractional, check=fractional_faults, shape="", required=True),
-    Hook(name="tags", answer=tuple[str, ...], check=tags_faults, shape="", listed="tags", required=True),
+    Hook(
+        name="detect",
+        answer=Detected | None,
+        check=detected_faults,
+        shape="Detected",
+        due="Detected(devices=tuple(devices)) or None",
+        required=True,
+        seconds=None,
+    ),
+    Hook(
+        name="fractional",
+        answer=Fractional,
+        check=fractional_faults,
+        due="Fractional.NO, Fractional.SHARED or Fractional.PARTITIONED",
+        required=True,
+    ),
+    Hook(name="tags", answer=tuple[str, ...], check=tags_faults, shape="tags", required=True),
     Hook(name="env", answer=EnvEdits, check=env_faults, shape="EnvEdits", required=True),
-    Hook(name="visible", answer=tuple[str | VisiblePart, ...] | None, check=visible_faults, listed="device ids"),
-    Hook(name="validate", answer=str | None, check=reason_faults, shape=""),
+    Hook(name="visible", answer=tuple[str | VisiblePart, ...] | None, check=visible_faults, shape="device ids"),
+    Hook(name="validate", answer=str | None, check=reason_faults, due="a sentence with the rule, or None"),
     Hook(
         name="stats", answer=Mapping[str, Stats], check=stats_faults, shape="stats", default=lambda _: {}, seconds=None
     ),
     Hook(
         name="container", answer=ContainerEdits, check=container_faults, shape="ContainerEdits", default=_device_nodes
     ),
-    Hook(name="handover", answer=type(None), check=handover_faults, shape="", seconds=10.0, changes=True),
-    Hook(
-        name="diagnose",
-        answer=tuple[Finding, ...],
-        shape="Finding",
-        listed="Findings",
-        default=lambda _: (),
-        seconds=None,
-    ),
+    Hook(name="handover", answer=type(None), due="None, and raise an exception on failure", seconds=10.0, changes=True),
+    Hook(name="diagnose", answer=tuple[Finding, ...], shape="Findings", default=lambda _: (), seconds=None),
     Hook(
         name="products",
         answer=tuple[Product, ...],
         check=product_faults,
-        shape="Product",
-        listed="Products",
+        shape="Products",
         default=lambda _: (),
         seconds=10.0,
     ),

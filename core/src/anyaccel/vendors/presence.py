@@ -21,21 +21,34 @@ import contextlib
 import functools
 import json
 import os
+import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import Value
+from anyaccel.model.wire import read
 from anyaccel.probe.context import PCI_DEVICES, Facts
 from anyaccel.vendors.discovery import Source
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 FILE_NAME = "presence.json"
-ID_DIGITS = 4
-KEYS = {"resource", "pci", "paths", "variables", "names"}
+
+
+class PciSign(Value):
+    """An entry of ``pci`` in a presence file."""
+
+    vendor: str
+    classes: tuple[str, ...] = ()
+
+
+class PresenceFile(Value):
+    """The content of a presence file."""
+
+    resource: str = ""
+    pci: tuple[PciSign, ...] = ()
+    paths: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
 
 
 class Presence(Value):
@@ -98,18 +111,15 @@ def _read(path: str, _: int) -> Presence | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON ({error})") from error
-    found = list(_faults(data))
-    if found:
+    said, found = read(PresenceFile, data, FILE_NAME)
+    if found := found or list(_rule_faults(said)):
         raise ValueError(f"{path}: {'; '.join(found)}")
     return Presence(
-        resource=data.get("resource", ""),
-        pci=tuple(
-            (int(entry["vendor"], 16), frozenset(int(each, 16) for each in entry.get("classes", ())))
-            for entry in data.get("pci", ())
-        ),
-        paths=tuple(data.get("paths", ())),
-        variables=tuple(data.get("variables", ())),
-        names=frozenset(map(str.casefold, data["names"])) if "names" in data else None,
+        resource=said.resource,
+        pci=tuple((int(each.vendor, 16), frozenset(int(code, 16) for code in each.classes)) for each in said.pci),
+        paths=said.paths,
+        variables=said.variables,
+        names=None if said.names is None else frozenset(map(str.casefold, said.names)),
     )
 
 
@@ -216,34 +226,10 @@ def _on_bus(declared: Presence, functions: set[tuple[int, int | None]] | None) -
     )
 
 
-def _faults(data: Any) -> Any:
-    if not isinstance(data, dict):
-        yield f"it must be an object (got a {type(data).__name__})"
-        return
-    for name in sorted(data.keys() - KEYS):
-        yield f"it must not have {name!r} (it may have {', '.join(sorted(KEYS))})"
-    if not isinstance(data.get("resource", ""), str):
-        yield "'resource' must be text"
-    for name in ("paths", "variables", "names"):
-        if not _texts(data.get(name, [])):
-            yield f"{name!r} must be a list of texts"
-    entries = data.get("pci", [])
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        yield '"pci" must be a list of {"vendor": ID, "classes": [CLASS, ...]}, each of four hexadecimal digits'
-    if not any(data.get(name) for name in ("pci", "paths", "variables")):
+def _rule_faults(said: PresenceFile) -> Iterator[str]:
+    """Yield the faults of a file whose fields have the right types."""
+    for number in (each for entry in said.pci for each in (entry.vendor, *entry.classes)):
+        if not re.fullmatch("[0-9A-Fa-f]{4}", number):
+            yield f"'pci' must give ids and classes of four hexadecimal digits (got {number!r})"
+    if not (said.pci or said.paths or said.variables):
         yield "it must have 'pci', 'paths' or 'variables', or the vendor would never be asked"
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not entry.keys() <= {"vendor", "classes"}:
-        return False
-    classes = entry.get("classes", [])
-    return isinstance(classes, list) and all(map(_is_id, [entry.get("vendor"), *classes]))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == ID_DIGITS and set(value.lower()) <= set("0123456789abcdef")

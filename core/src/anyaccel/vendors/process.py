@@ -175,8 +175,8 @@ class VendorProcess(GuardedProcess):
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
-            outcome = call_all({self: ("hello", {"machine": None}, (), ())}, DEADLINE_SECONDS)[self]
-            if problem := problem_in(self.source, outcome, "anyaccel_hello"):
+            outcome = call_all({self: ("info", {"machine": None}, (), ())}, DEADLINE_SECONDS)[self]
+            if problem := problem_in(self.source, outcome, "anyaccel_info"):
                 raise PluginError(problem)
         if not self._said:
             raise PluginError(describe_breach(self.source, NO_ANSWER, "anyaccel_info"))

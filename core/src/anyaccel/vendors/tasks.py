@@ -125,15 +125,11 @@ class VendorPlugin:
         given = dict(zip(self.arguments(name), arguments, strict=True))
         hook = contract.HOOKS[name]
         value = self._call(hook, given)
-        if self._rules or rules or not hook.fits(value):
-            found = list(hook.faults(value, self._facts(name) | given))
-            if found:
-                raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+        facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
+        found = list(hook.faults(value, facts | given, rules=self._rules or rules))
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
         return value
-
-    def _facts(self, name: str) -> dict[str, Any]:
-        """Return the facts that checks need beside the arguments of a hook."""
-        return {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
 
     def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
         """Call a hook; without the hook, return the default of the contract."""
@@ -238,18 +234,16 @@ _devices: dict[str, Device] = {}
 """The devices that calls name by id."""
 
 
-def hello(payload: Payload) -> dict[str, Any]:
-    """Load the plug-in: ``{"info", "hooks"}``."""
-    return _guard(payload, lambda _: {"value": None})
-
-
 def detect(payload: Payload) -> dict[str, Any]:
     """Find the devices: ``{"info", "hooks", "detected", "visible", "hidden", "products", "seconds"}``."""
     return _guard(payload, lambda plugin: _detect(plugin, payload))
 
 
 def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
-    """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract."""
+    """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract.
+
+    Where the payload has ``machine`` or ``load``, the answer holds ``info`` and ``hooks`` as well.
+    """
     if name not in contract.HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return lambda payload: _guard(payload, lambda plugin: _ask(plugin, name, payload))

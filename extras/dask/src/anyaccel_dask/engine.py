@@ -24,10 +24,10 @@ from anyaccel.engines.remote import (
     last_line,
 )
 from anyaccel.errors import UsageError, WorkerStartError
-from anyaccel.launcher import KnownNames, validate
 from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
 from anyaccel.pool import Options, Pickled, PoolSettings, loads
 from anyaccel.scheduler import Choice, serves
+from anyaccel.vendors import KnownNames, validate
 
 from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
 from anyaccel_dask.connection import connect

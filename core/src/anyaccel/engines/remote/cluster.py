@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from anyaccel.engines.remote.messages import Order
 from anyaccel.errors import NeverFitsError, UnknownNameError
-from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory, Request, Value, replace
 from anyaccel.pool.call import Options
 from anyaccel.pool.messages import Pickled
 from anyaccel.scheduler import Scheduler, Verdict
 from anyaccel.scheduler.placement import NameRegistry
+from anyaccel.vendors import KnownNames, validate
 
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture

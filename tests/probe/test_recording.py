@@ -8,9 +8,8 @@ import threading
 
 import pytest
 from anyaccel.errors import MachineError
-from anyaccel.probe import loading
-from anyaccel.probe.loading import load, read_json
-from anyaccel.probe.recording import RecordedFacts, Recorder
+from anyaccel.probe import recording
+from anyaccel.probe.recording import RecordedFacts, Recorder, load, read_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,7 +153,7 @@ def test_a_file_that_becomes_a_fifo_on_the_way_is_not_waited_for(tmp_path, monke
     found = os.stat(path)
     path.unlink()
     os.mkfifo(path)
-    monkeypatch.setattr(loading.os, "stat", lambda _: found)
+    monkeypatch.setattr(recording.os, "stat", lambda _: found)
     with pytest.raises(MachineError, match=r"must be a regular file \(its mode is p"):
         load(str(path))
 
@@ -162,8 +161,8 @@ def test_a_file_that_becomes_a_fifo_on_the_way_is_not_waited_for(tmp_path, monke
 def test_a_file_that_grows_while_it_is_read_stays_bounded(tmp_path, monkeypatch):
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(SCHEMA) + " " * 100)
-    monkeypatch.setattr(loading, "LARGEST", 60)
-    monkeypatch.setattr(loading, "_check_regular", lambda _: None)
+    monkeypatch.setattr(recording, "LARGEST", 60)
+    monkeypatch.setattr(recording, "_check_regular", lambda _: None)
     with pytest.raises(MachineError, match=r"must have at most 60 bytes \(got more\)"):
         load(str(path))
 
