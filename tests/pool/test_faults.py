@@ -210,7 +210,7 @@ def test_what_a_worker_leaves_affects_no_other_call(pool, tmp_path):
             return os.getpid()
         if os.fork():
             time.sleep(1000)  # and reaps no process
-        for seconds in (0.3, 0.6, 1000):
+        for seconds in (0.1, 0.2, 1000):
             if not os.fork():
                 until((tmp_path / "left").exists, "the end of the worker")
                 time.sleep(seconds)
@@ -222,7 +222,7 @@ def test_what_a_worker_leaves_affects_no_other_call(pool, tmp_path):
         until((tmp_path / "end").exists, "the end of the test")
         return "lives"
 
-    one = pool("A1:1", grace=3)
+    one = pool("A1:1", grace=1)
     other = one.submit(live)
     worker = one.submit(leave).result()
     until(lambda: gone(worker), "the end of the worker")
@@ -487,7 +487,8 @@ def test_ctrl_c_at_the_terminal_does_not_reach_workers(pool):
     assert pool().submit(lambda: os.getpgid(0) != os.getpgid(os.getppid())).result()
 
 
-def test_no_zombie_is_left(pool):
+def test_no_zombie_is_left(pool, monkeypatch):
+    monkeypatch.setattr(spawning, "SPARE_SECONDS", 0.5)  # the worker that was forked ahead of need is a child, too
     one = pool("A1:1")
     for _ in range(5):
         one.submit(os.system, "true &").result()
