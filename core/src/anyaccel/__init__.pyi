@@ -79,7 +79,7 @@ from anyaccel.pool.actor import Actors as Actors
 from anyaccel.pool.actor import Stream as Stream
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import CallFuture as CallFuture
-from anyaccel.pool.gang import GangFuture as GangFuture
+from anyaccel.pool.call import GangFuture as GangFuture
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.pool.results import Results as Results
 from anyaccel.scheduler import Demand as Demand

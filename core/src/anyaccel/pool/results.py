@@ -165,7 +165,6 @@ class Results(Iterator[T]):
 
     def _accept(self, value: Any) -> None:
         """Store the results in the value of the first future, and remove the future."""
-        raise NotImplementedError
 
     def _next(self) -> T:
         """Remove and return the next stored value; after the last, raise the stored exception of a call, if any.
