@@ -23,7 +23,7 @@ from anyaccel.errors import UsageError
 from anyaccel.ledger.names import LeaseName, boot, hidden_name, parse_hidden
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-from anyaccel.linux.groups import GroupState, group_state
+from anyaccel.linux.groups import is_populated
 from anyaccel.model import Value, replace
 from anyaccel.text import elapsed, printable
 
@@ -317,10 +317,10 @@ class Tenure(Value):
         if left > 0:
             return f"{RENEWED} {elapsed(left)} unless renewed"
         for path, inode in self.groups:
-            state = group_state(path, inode)
-            if state is GroupState.POPULATED:
+            populated = is_populated(path, inode)
+            if populated:
                 return f"not renewed any more, and kept while control group {clean(path)} has processes"
-            if state is GroupState.HIDDEN:
+            if populated is None:
                 return f"not renewed any more, and control group {clean(path)} cannot be seen from here"
         return ""
 

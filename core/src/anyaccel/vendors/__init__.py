@@ -90,7 +90,8 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-_later: list[Callable[[], object]] = []
+later: list[Callable[[], object]] = []
+"""Functions to call while the first vendors answer."""
 
 
 def do_meanwhile(work: Callable[[], object]) -> None:
@@ -99,13 +100,7 @@ def do_meanwhile(work: Callable[[], object]) -> None:
     The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
     launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    _later.append(work)
-
-
-def do_registered() -> None:
-    """Call the functions that :func:`do_meanwhile` registered."""
-    while _later:
-        _later.pop(0)()
+    later.append(work)
 
 
 def validate(term: Term, devices: Sequence[Device]) -> str | None:
