@@ -77,6 +77,9 @@ settings.register_profile(
 )
 settings.load_profile("anywhere")
 
+SOME_RECORDINGS = pytest.StashKey[set[type]]()
+"""Checks of plug-ins that look at some recordings: the checks of one plug-in, or at full length, look at all."""
+
 NOTHING_HERE = Path(__file__).parent / "tests" / "support" / "nothing_here"
 """A recorded machine without accelerators."""
 
@@ -94,10 +97,21 @@ def chosen_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     for name in list(os.environ):
         if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
+    if request.cls in request.config.stash.get(SOME_RECORDINGS, ()):
+        monkeypatch.setattr(request.cls, "recordings", _choose_recordings(request))
     if request.node.get_closest_marker("host") is None:
         monkeypatch.setenv("ANYACCEL_MACHINE", str(NOTHING_HERE))
     else:
         monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
+
+
+def _choose_recordings(request: pytest.FixtureRequest) -> Path:
+    """Return a folder with every third recording of a plug-in."""
+    chosen: Path = request.getfixturevalue("tmp_path") / "recordings"
+    chosen.mkdir()
+    for path in sorted(Path(request.cls.recordings).iterdir())[::3]:
+        (chosen / path.name).symlink_to(path)
+    return chosen
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -132,7 +146,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         _sort_as_collected(items)
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    suites = set()
     for item in items:
         owner = getattr(item, "cls", None)
         if owner is not None and issubclass(owner, AcceleratorPluginTests):
             item.add_marker(pytest.mark.xdist_group(owner.__name__))
+            suites.add(owner)
+    if length(short=len(suites) > 1, full=False):
+        config.stash[SOME_RECORDINGS] = suites

@@ -18,7 +18,6 @@ from typing import Any
 from anyaccel import BrokenPoolError, errors, kit, plugin
 from anyaccel.cli import commands as cli
 from anyaccel.cli.arguments import Parser
-from anyaccel.cli.devices_table import COLUMNS
 from anyaccel.cli.parser import add_common
 from anyaccel.model import Value, document
 from anyaccel.model._value import REQUIRED, fields
@@ -47,12 +46,6 @@ def common_options() -> Iterator[str]:
     parser = argparse.ArgumentParser(add_help=False)
     add_common(parser)
     yield from table(parser)
-
-
-def columns() -> Iterator[str]:
-    """Yield the columns of the table of devices."""
-    rows = [f"| `{column.name}` | {escaped(column.about)} |" for column in COLUMNS]
-    yield "\n".join(["| column | |", "| --- | --- |", *rows])
 
 
 def table(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -176,7 +169,6 @@ def attributes(item: object) -> Iterator[tuple[str, str]]:
 
 PARTS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "commands": ("commands.md", commands),
-    "columns": ("commands.md", columns),
     "common options": ("commands.md", common_options),
     "exit statuses": ("commands.md", exit_statuses),
     "errors": ("errors.md", error_table),

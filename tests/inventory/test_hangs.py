@@ -33,7 +33,7 @@ def hanging(install, monkeypatch):
     return install("bad", HANGING.replace("BODY", SLEEPS))
 
 
-def asked(seconds=0.5, **options):
+def asked(seconds=0.2, **options):
     """Detect, and return whether the vendor was asked."""
     problem = aa.detect(timeout=seconds, **options).report("bad").problem
     assert problem.kind is ProblemKind.TIMEOUT
@@ -44,7 +44,7 @@ def asked(seconds=0.5, **options):
 def test_a_vendor_that_hung_is_not_asked_again_by_the_next_command(hanging, anyaccel):
     assert asked()
     assert not asked()
-    done = anyaccel("--probe-timeout", "0.5", "status")
+    done = anyaccel("--probe-timeout", "0.2", "status")
     told = " ".join(done.stderr.split())
     assert "so it is not asked again for a minute" in told
     assert "'anyaccel doctor' asks at once, and ANYACCEL_DISABLE=bad leaves the vendor out" in told
@@ -52,7 +52,7 @@ def test_a_vendor_that_hung_is_not_asked_again_by_the_next_command(hanging, anya
 
 def test_a_vendor_has_another_chance_with_more_time_and_once_a_minute_is_over(hanging, monkeypatch):
     assert asked()
-    assert asked(1.0)
+    assert asked(0.4)
     monkeypatch.setattr(hangs, "MEMORY_SECONDS", 0.0)
     assert asked()
 
@@ -66,7 +66,7 @@ def test_the_doctor_asks_at_once_and_an_answer_ends_the_memory(hanging):
     close()
     assert not asked()
     assert aa.detect(timeout=60, everybody=True).report("bad").state is VendorState.OK
-    assert not hangs.recall(installed()[0], 0.5, os.environ)
+    assert not hangs.recall(installed()[0], 0.2, os.environ)
 
 
 def test_a_plugin_that_was_changed_is_asked_at_once(hanging):

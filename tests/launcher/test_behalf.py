@@ -163,11 +163,11 @@ def test_doctor_names_a_lease_that_is_not_renewed(inventory, later, group):
 def test_a_group_of_the_same_path_is_another_one(inventory, group):
     path, _ = group
     inode = groups.group_inode(path)
-    assert groups.group_state(path, inode) is groups.GroupState.POPULATED
-    assert groups.group_state(path, inode + 1) is not groups.GroupState.POPULATED
+    assert groups.is_populated(path, inode)
+    assert not groups.is_populated(path, inode + 1)
     for odd in ("/../etc", "relative", "/a//b", "/", "", "/a\0b"):
         assert groups.group_inode(odd) is None
-        assert groups.group_state(odd, 1) is not groups.GroupState.POPULATED
+        assert not groups.is_populated(odd, 1)
 
 
 def test_a_share_keeps_its_part(inventory):

@@ -308,7 +308,7 @@ def test_a_request_looks_ever_later_at_a_lease_whose_end_no_event_tells(ledger):
     ledger.acquire(Want(candidates=frozenset("a"), tenure=tenure), one, wait=0).leave_to(())
     looks = []
     with pytest.raises(DevicesBusyError, match="a is held by"):
-        ledger.acquire(ANY, lambda taken: looks.append(taken), wait=1)
+        ledger.acquire(ANY, looks.append, wait=1)
     assert len(looks) < 150  # 50 or so before the ticket
 
 

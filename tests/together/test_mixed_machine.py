@@ -77,6 +77,7 @@ def test_all_share_a_machine():
     assert {vendor: len(inventory.of_vendor(vendor)) for vendor in ALL} == dict.fromkeys(ALL, 4)
 
 
+@pytest.mark.timeout(300)  # it begins before others
 def test_any_disjoint_allocations_agree_on_their_variables():
     """Whatever combination one worker may have, no two vendors disagree about a variable."""
     inventory = aa.detect("sim:" + ",".join(ALL.values()))

@@ -87,7 +87,7 @@ FAULTS = {
 RUN = """
 import json, sys, anyaccel as aa
 done = aa.run("APU:1", [sys.executable, "-c", "import os; print(os.environ['ACME_VISIBLE'], 'STRAY' in os.environ)"],
-              machine=sys.argv[1], capture_output=True, text=True)
+              inventory=aa.detect(sys.argv[1], timeout=float(sys.argv[2])), capture_output=True, text=True)
 print(json.dumps({"out": done.stdout, "loaded": [name for name in sys.modules if name.startswith("plug_")]}))
 """
 
@@ -125,7 +125,8 @@ def _command(process):
 
 
 def run(machine):
-    command = [sys.executable, "-c", RUN, machine]
+    seconds = length("4", "10")
+    command = [sys.executable, "-c", RUN, machine, seconds]
     # Against half a minute where it waits for what sleeps for 1000 seconds, and this machine may be busy.
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout)
 
@@ -257,6 +258,7 @@ def late(*_):
     while time.monotonic() < end:
         pass
     faulthandler.dump_traceback(2)
+    os._exit(1)
 
 faulthandler.disable()
 signal.signal(signal.SIGABRT, late)

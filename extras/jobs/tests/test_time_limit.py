@@ -34,7 +34,7 @@ while True:
 """
 """Writes a checkpoint at SIGUSR1, and how its child has ended at SIGTERM, which the child gets, too."""
 SAVED = "saved\nchild -15\n"
-LENGTHS = (3, 20, 50)
+LENGTHS = (2, 10, 50)
 """Seconds of a time limit, until a program has come to its handlers by then."""
 
 pytestmark = pytest.mark.usefixtures("acme")
@@ -82,10 +82,10 @@ def saved_in_time(attempt):
 
 def test_a_terminal_reads_that_the_limit_ended_the_command():
     """The line comes before the words of the shell, whose next line would else stand in front of it."""
-    line = f"{' '.join(COMMAND)} run A1:1 --time 3s -- sleep 1000; echo status $?"
+    line = f"{' '.join(COMMAND)} run A1:1 --time 1s -- sleep 1000; echo status $?"
     _, data = run_on_terminal(["bash", "-c", line], seconds=PATIENCE)
     said = assert_plain(data).splitlines()
-    assert said[0] == "anyaccel: time limit of 3s reached: ended"
+    assert said[0] == "anyaccel: time limit of 1s reached: ended"
     assert said[-1] == "status 143"
     assert [(line["exit"], line["timeouts"]) for line in entries(1)] == [(None, 1)]
 
@@ -138,7 +138,7 @@ def test_a_job_says_that_its_limit_ended_it(run):
 
 def test_what_a_job_leaves_behind_is_ended_in_time(run):
     """By a command that has ended, and where the supervisor is killed that would have ended the command."""
-    asked = ("A1:1", "--time", "5s", "--detach", "--")
+    asked = ("A1:1", "--time", "3s", "--detach", "--")
     done = run("run", *asked, "sh", "-c", "setsid sleep 1000 &").stdout.strip()
     lost = run("run", *asked, "sh", "-c", "touch begun; exec setsid sleep 1000").stdout.strip()
     until(Path("begun").exists, "the command")  # else the supervisor may be killed before there is anything to end
@@ -186,9 +186,9 @@ def test_a_sweep_says_which_commands_their_limit_ended(run):
 
 
 def test_a_call_from_python_says_that_its_limit_ended_the_command(capfd):
-    done = aa.run("A1:1", ["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"], time=2.5)
+    done = aa.run("A1:1", ["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"], time=1.5)
     assert done.timed_out
-    assert capfd.readouterr().err == "anyaccel: time limit of 2.5s reached: ended\n"
+    assert capfd.readouterr().err == "anyaccel: time limit of 1.5s reached: ended\n"
     assert not aa.run("A1:1", ["true"], time=60).timed_out
     assert capfd.readouterr().err == ""
     assert [line["timeouts"] for line in entries(2)] == [1, 0]
@@ -264,10 +264,10 @@ def test_a_call_of_a_pool_saves_what_it_has():
 
 
 def test_a_signal_that_no_process_catches_ends_none(run):
-    done = run("run", "A1:1", "--time", "4s", "--signal", "USR1@3s", "--", "sleep", "1000", status=-15)
+    done = run("run", "A1:1", "--time", "2s", "--signal", "USR1@1s", "--", "sleep", "1000", status=-15)
     assert done.stderr.splitlines() == [
-        "anyaccel: 3s before the time limit of 4s: SIGUSR1 sent to no process, since none catches it",
-        "anyaccel: time limit of 4s reached: ended",
+        "anyaccel: 1s before the time limit of 2s: SIGUSR1 sent to no process, since none catches it",
+        "anyaccel: time limit of 2s reached: ended",
     ]
 
 
@@ -297,6 +297,7 @@ def test_arguments_of_a_call_that_make_no_sense_are_refused():
         aa.Pool("A1:1", timeout=1, signal="USR1@1s")
 
 
+@pytest.mark.full  # a shorter grace that was given is kept in the next test
 def test_what_is_asked_to_end_has_the_grace_that_was_given(run):
     """More than the 10 seconds that hold where no grace is given: each ends by itself 12 seconds after SIGTERM."""
     slow = ("sh", "-c", "trap 'sleep 12; exit 7' TERM; echo; while :; do sleep 0.1; done")

@@ -147,8 +147,8 @@ BROKEN = {
     "hangs": Broken(
         "C07",
         (detecting("import time; time.sleep(3600)"),),
-        "did not survive the check: it did not answer within 5 s (it was at ",
-        seconds=5,
+        "did not survive the check: it did not answer within 3 s (it was at ",
+        seconds=3,
     ),
     "finds something else the second time": Broken(
         "C08",

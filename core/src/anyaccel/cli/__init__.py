@@ -8,7 +8,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.cli.arguments": ("Parser",),
         "anyaccel.cli.cancel": ("cancel_by_id",),
         "anyaccel.cli.devices_table": (
-            "DeviceRow",
             "choose_columns",
             "lay_out",
             "megahertz",

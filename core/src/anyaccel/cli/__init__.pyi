@@ -2,7 +2,6 @@ from anyaccel.cli import output as output
 from anyaccel.cli import sample as sample
 from anyaccel.cli.arguments import Parser as Parser
 from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
-from anyaccel.cli.devices_table import DeviceRow as DeviceRow
 from anyaccel.cli.devices_table import choose_columns as choose_columns
 from anyaccel.cli.devices_table import lay_out as lay_out
 from anyaccel.cli.devices_table import megahertz as megahertz

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from anyaccel.cli import output
-from anyaccel.cli import sample as samples
-from anyaccel.cli.sample import Holder, Sample
+from anyaccel.cli.sample import DeviceState, Holder
 from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Stats, Value, replace
+from anyaccel.model import replace
 from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, clock, elapsed, gibibytes, printable, suggest
 
@@ -26,26 +25,15 @@ _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
 
 
-class DeviceRow(Value):
-    """A device with measurements and holders."""
-
-    device: Device
-    seen: Stats
-    sample: Sample
-    holders: tuple[Holder, ...]
-
-
 class DeviceColumn(Column):
     """A column of the table of devices.
 
     Attributes:
-        about: Help text.
         cell: Returns the text for a device and its style; None for a column about holders.
         of_holder: Returns the text for a holder of the device and its style.
     """
 
-    about: str
-    cell: Callable[[DeviceRow], tuple[str, str]] | None = None
+    cell: Callable[[DeviceState], tuple[str, str]] | None = None
     of_holder: Callable[[Holder], tuple[str, str]] | None = None
 
     @property
@@ -92,109 +80,60 @@ def megahertz(hertz: int | None) -> str:
 
 
 COLUMNS = (
+    DeviceColumn(heading="DEVICE", cell=lambda row: (row.device.name, "bold"), turn=0),
+    DeviceColumn(heading="TYPE", cell=lambda row: (row.device.type, ""), turn=6, least=8),
+    DeviceColumn(heading="MODEL", cell=lambda row: (row.device.model, "")),
     DeviceColumn(
-        heading="DEVICE", about="name, which can be typed as a request",
-        cell=lambda row: (row.device.name, "bold"), turn=0,
-    ),
-    DeviceColumn(
-        heading="TYPE", about="accelerator type; its shortest tag where the terminal is narrow",
-        cell=lambda row: (row.device.type, ""), turn=6, least=8,
-    ),
-    DeviceColumn(
-        heading="MODEL", about="the vendor's name of the product",
-        cell=lambda row: (row.device.model, ""),
-    ),
-    DeviceColumn(
-        heading="MEM/GiB", about="memory in use and in total, in GiB",
-        cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=8, right=True,
-    ),
-    DeviceColumn(
-        heading="LOAD", about="share of time that the device was busy",
-        cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
-        turn=9, least=_PERCENT,
-    ),
-    DeviceColumn(
-        heading="TEMP", about="temperature in degrees Celsius",
-        cell=lambda row: (_with(row.seen.temperature_celsius, "C"), _heat_style(row.seen.temperature_celsius)),
-        turn=11, right=True,
-    ),
-    DeviceColumn(
-        heading="POWER", about="power drawn, in watts",
-        cell=lambda row: (_with(row.seen.power_watts, "W"), ""),
-        turn=12, right=True,
-    ),
-    DeviceColumn(
-        heading="CLOCK", about="clock of the compute units",
-        cell=lambda row: (megahertz(row.seen.clock_hz), ""), right=True,
-    ),
-    DeviceColumn(
-        heading="ECC", about="memory errors that could not be corrected",
-        cell=lambda row: (_with(row.seen.ecc_errors_uncorrected, ""), "bad" if row.seen.ecc_errors_uncorrected else ""),
+        heading="MEM/GiB",
+        cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""),
+        turn=8,
         right=True,
     ),
     DeviceColumn(
-        heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
-        cell=lambda row: samples.state(row.device, row.sample, row.holders), turn=1,
+        heading="LOAD",
+        cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
+        turn=9,
+        least=_PERCENT,
     ),
     DeviceColumn(
-        heading="FREE", about="how much of the device is free",
-        cell=lambda row: (samples.describe_free(row.device, row.sample), ""), right=True,
+        heading="TEMP",
+        cell=lambda row: (_with(row.seen.temperature_celsius, "C"), _heat_style(row.seen.temperature_celsius)),
+        turn=11,
+        right=True,
+    ),
+    DeviceColumn(heading="POWER", cell=lambda row: (_with(row.seen.power_watts, "W"), ""), turn=12, right=True),
+    DeviceColumn(heading="CLOCK", cell=lambda row: (megahertz(row.seen.clock_hz), ""), right=True),
+    DeviceColumn(
+        heading="ECC",
+        cell=lambda row: (_with(row.seen.ecc_errors_uncorrected, ""), "bad" if row.seen.ecc_errors_uncorrected else ""),
+        right=True,
+    ),
+    DeviceColumn(heading="STATE", cell=lambda row: row.describe(), turn=1),
+    DeviceColumn(heading="FREE", cell=lambda row: (row.describe_free(), ""), right=True),
+    DeviceColumn(heading="USER", of_holder=_user, turn=2, least=6),
+    DeviceColumn(heading="SHARE", of_holder=lambda holder: (holder.share, ""), turn=7, right=True),
+    DeviceColumn(heading="PROGRAM", of_holder=lambda holder: (holder.program, ""), turn=13, least=8),
+    DeviceColumn(heading="COMMAND", of_holder=lambda holder: (holder.command, "")),
+    DeviceColumn(
+        heading="HELD", of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=14, right=True
     ),
     DeviceColumn(
-        heading="USER", about="holder; with a star a user without a lease",
-        of_holder=_user, turn=2, least=6,
-    ),
-    DeviceColumn(
-        heading="SHARE", about="how much of the device is held",
-        of_holder=lambda holder: (holder.share, ""), turn=7, right=True,
-    ),
-    DeviceColumn(
-        heading="PROGRAM", about="name of the holder's program",
-        of_holder=lambda holder: (holder.program, ""),
-        turn=13, least=8,
-    ),
-    DeviceColumn(
-        heading="COMMAND", about="command line of a process of yours, which may hold secrets",
-        of_holder=lambda holder: (holder.command, ""),
-    ),
-    DeviceColumn(
-        heading="HELD", about="how long the device has been held",
-        of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=14, right=True,
-    ),
-    DeviceColumn(
-        heading="UNTIL", about="when the holder's time limit ends", turn=3,
+        heading="UNTIL",
+        turn=3,
         of_holder=lambda holder: (clock(holder.until) if holder.lease or holder.until else "", ""),
     ),
+    DeviceColumn(heading="LEASE", of_holder=lambda holder: (holder.lease, "dim"), turn=5),
+    DeviceColumn(heading="PROCESS", of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=15, right=True),
+    DeviceColumn(heading="NOTE", of_holder=lambda holder: (holder.note, ""), turn=4, least=16, fold=True),
+    DeviceColumn(heading="PCI", cell=lambda row: (row.device.pci_bus_id or "-", "")),
     DeviceColumn(
-        heading="LEASE", about="identity of the lease, for 'anyaccel release'",
-        of_holder=lambda holder: (holder.lease, "dim"), turn=5,
+        heading="NUMA",
+        cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""),
+        right=True,
     ),
-    DeviceColumn(
-        heading="PROCESS", about="process that holds the device",
-        of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=15, right=True,
-    ),
-    DeviceColumn(
-        heading="NOTE", about="the holder's note, else its request",
-        of_holder=lambda holder: (holder.note, ""),
-        turn=4, least=16, fold=True,
-    ),
-    DeviceColumn(
-        heading="PCI", about="PCI address",
-        cell=lambda row: (row.device.pci_bus_id or "-", ""),
-    ),
-    DeviceColumn(
-        heading="NUMA", about="nearest NUMA node of the host",
-        cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""), right=True,
-    ),
-    DeviceColumn(
-        heading="LABELS", about="labels from the administrator's configuration",
-        cell=lambda row: (", ".join(write_labels(row.device.labels)) or "-", ""),
-    ),
-    DeviceColumn(
-        heading="ID", about="stable identity",
-        cell=lambda row: (row.device.id, "dim"), turn=16,
-    ),
-)  # fmt: skip
+    DeviceColumn(heading="LABELS", cell=lambda row: (", ".join(write_labels(row.device.labels)) or "-", "")),
+    DeviceColumn(heading="ID", cell=lambda row: (row.device.id, "dim"), turn=16),
+)
 """All columns, in the order in which they are shown."""
 
 
@@ -219,17 +158,17 @@ def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
 
 
 def lay_out(
-    sample: Sample,
+    rows: Sequence[DeviceState],
     room: int | None,
     columns: Sequence[DeviceColumn] = (),
     *,
-    draw: Callable[[DeviceRow, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
+    draw: Callable[[DeviceState, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
     load: int = 15,
 ) -> tuple[list[output.Span], list[Lines], list[str]]:
     """Lay out the devices of a machine, a line for each device and for each further holder.
 
     Args:
-        sample: The machine.
+        rows: The devices.
         room: Width of the terminal; None for no limit, and no bars.
         columns: Columns that the user asked for; the usual ones when empty.
         draw: Draws the load of a device, in a width.
@@ -238,7 +177,6 @@ def lay_out(
     Returns:
         The heading, the lines of each device, and the names of requested columns that have no room.
     """
-    rows = _rows(sample)
     shown = list(columns) or [column for column in COLUMNS if column.turn is not None]
     content = _content(shown, rows)
     natural = []
@@ -271,24 +209,17 @@ def lay_out(
     return heading, found, [column.name for column, width in zip(shown, widths, strict=True) if not width]
 
 
-def plain_rows(sample: Sample, columns: Sequence[DeviceColumn]) -> list[list[str]]:
+def plain_rows(rows: Sequence[DeviceState], columns: Sequence[DeviceColumn]) -> list[list[str]]:
     """Return the cells of the table, without styles, for a notebook."""
-    return [[text for text, _ in line] for lines in _content(columns, _rows(sample)) for line in lines]
+    return [[text for text, _ in line] for lines in _content(columns, rows) for line in lines]
 
 
-def _rows(sample: Sample) -> list[DeviceRow]:
-    return [
-        DeviceRow(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
-        for device in sample.inventory.devices
-    ]
-
-
-def _content(columns: Sequence[DeviceColumn], rows: Sequence[DeviceRow]) -> list[Lines]:
+def _content(columns: Sequence[DeviceColumn], rows: Sequence[DeviceState]) -> list[Lines]:
     """Return the cells of columns: for each device a line, and one for each further holder."""
     return [[_cells(columns, row, place) for place in range(max(1, len(row.holders)))] for row in rows]
 
 
-def _cells(columns: Sequence[DeviceColumn], row: DeviceRow, place: int) -> list[output.Span]:
+def _cells(columns: Sequence[DeviceColumn], row: DeviceState, place: int) -> list[output.Span]:
     """Return the cells of a line: the device in the first line, each holder in a line."""
     found = []
     for column in columns:

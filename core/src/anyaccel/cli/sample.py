@@ -1,10 +1,11 @@
-"""The state of a machine at one moment, as ``status``, ``top`` and ``metrics`` show it."""
+"""The state of a machine and its devices at one moment, as ``status``, ``top`` and ``metrics`` show it."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
+from functools import cached_property
 
 import anyaccel
 from anyaccel.cli import output
@@ -59,13 +60,9 @@ class Sample(Value):
     remarks: tuple[str, ...] = ()
     reserved: Mapping[str, float] = field(default_factory=dict)
 
-    def stats(self, device: Device) -> Stats:
-        """Return the measurements of a device."""
-        return self.observed.get(device.id, _NO_STATS)
-
-    def records(self, device: Device) -> list[LeaseRecord]:
-        """Return the leases of a device; empty when the ledger cannot be read."""
-        return (self.leases or {}).get(device.id, [])
+    def states(self) -> list[DeviceState]:
+        """Return the devices, in the order of the inventory."""
+        return [DeviceState(device, self) for device in self.inventory.devices]
 
 
 class Holder(Value):
@@ -106,6 +103,99 @@ class Holder(Value):
                 return file.read(_COMMAND_LIMIT).rstrip("\0").replace("\0", " ") or self.program
         except OSError:
             return self.program
+
+
+class DeviceState:
+    """A device at the moment of a sample.
+
+    Attributes:
+        device: The device.
+        seen: Its measurements.
+        records: Its leases; None when the ledger cannot be read.
+    """
+
+    def __init__(self, device: Device, sample: Sample) -> None:
+        self.device = device
+        self.seen = sample.observed.get(device.id, _NO_STATS)
+        self.records = None if sample.leases is None else sample.leases.get(device.id, [])
+        self._reserved = sample.reserved.get(device.id)
+        self._here = sample.inventory.machine == HOST  # process ids of a recording belong to another machine
+
+    @property
+    def health(self) -> tuple[Health, str, str]:
+        """Health, reason and remedy: as measured, or as detected if that is unknown."""
+        # A device that detection found unhealthy stays so, although it may still be measured.
+        detected = self.device.health is Health.UNHEALTHY or self.seen.health is Health.UNKNOWN
+        known = self.device if detected else self.seen
+        return known.health, known.health_reason, known.health_remedy
+
+    @property
+    def free(self) -> int | None:
+        """Free units; None when the ledger cannot be read."""
+        if not self.device.usable:
+            return 0
+        if self.records is None:
+            return None
+        # Leases of parts of one device may add up to more than the whole.
+        return max(0, self.device.units - sum(record.units for record in self.records))
+
+    @cached_property
+    def holders(self) -> tuple[Holder, ...]:
+        """The holders, and processes without a lease.
+
+        A process counts as one without a lease when no lease of the device belongs to its user. Processes of a recorded
+        machine are not looked up on this one.
+        """
+        from anyaccel.linux.process import user
+        from anyaccel.linux.users import user_name
+
+        users = {record.uid for record in self.records or ()}
+        found = [_of_lease(record, self.device) for record in self.records or ()]
+        for process in self.seen.processes or ():
+            uid = user(process.pid) if self._here else None
+            # Which processes a lease covers is not known: those of its user count as covered.
+            if not self.records or (uid is not None and uid not in users):
+                name = "" if uid is None else user_name(uid)
+                found.append(
+                    Holder(
+                        user=f"*{name or '?'}",
+                        program=(program(process.pid) if self._here else "") or f"process {process.pid}",
+                        pid=process.pid,
+                        mine=uid == os.geteuid(),
+                        state="unleased",
+                    )
+                )
+        return tuple(found)
+
+    def describe_free(self) -> str:
+        """Return how much is free: in GiB if a holder asked for memory, else in devices; ``-`` for unknown."""
+        units, size = self.free, self.device.memory_bytes
+        if units is None:
+            return "-"
+        if size and any(find_memory(record.units, record.request, size) for record in self.records or ()):
+            return f"{gibibytes(units * size // UNITS_PER_DEVICE)}GiB"
+        return format_units(units)
+
+    def describe(self) -> tuple[str, str]:
+        """Return the state of the device in a few words, and its style."""
+        left = self.free
+        odd = [holder.state for holder in self.holders if holder.state not in ("held", "unleased")]
+        until = "" if self._reserved is None else f" until {clock(self._reserved)}"
+        if self.health[0] is Health.UNHEALTHY:
+            found = "unhealthy", "bad"
+        elif not self.device.visible:
+            found = "hidden", "dim"
+        elif odd or left is None:
+            # As in Slurm: a device that is drained and still held is draining.
+            draining = odd[:1] == ["drained"] and any(holder.lease for holder in self.holders)
+            found = "draining" if draining else "".join(odd[:1]) or "unknown", "warn"
+        elif self.records:
+            found = (f"{self.describe_free()} free{until}", "good") if left else ("held", "accent")
+        elif self.holders:
+            found = "busy", "warn"
+        else:
+            found = ("declared" if self.device.declared else "free") + until, "good"
+        return found
 
 
 def take_sample(
@@ -177,79 +267,22 @@ def machine_notes(inventory: Inventory) -> list[str]:
     return notes
 
 
-def health(device: Device, seen: Stats) -> tuple[Health, str, str]:
-    """Return a device's health, reason and remedy: as measured, or as detected if that is unknown."""
-    # A device that detection found unhealthy stays so, although it may still be measured.
-    if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
-        return device.health, device.health_reason, device.health_remedy
-    return seen.health, seen.health_reason, seen.health_remedy
-
-
-def free(device: Device, sample: Sample) -> int | None:
-    """Return the free units of a device; None when the ledger cannot be read."""
-    if not device.usable:
-        return 0
-    if sample.leases is None:
-        return None
-    # Leases of parts of one device may add up to more than the whole.
-    return max(0, device.units - sum(record.units for record in sample.records(device)))
-
-
-def describe_free(device: Device, sample: Sample) -> str:
-    """Return how much of a device is free: in GiB if a holder asked for memory, else in devices; ``-`` for unknown."""
-    units, size = free(device, sample), device.memory_bytes
-    if units is None:
-        return "-"
-    if size and any(find_memory(record.units, record.request, size) for record in sample.records(device)):
-        return f"{gibibytes(units * size // UNITS_PER_DEVICE)}GiB"
-    return format_units(units)
-
-
 def summary(sample: Sample) -> str:
     """Return the number of devices, and how many are free."""
-    devices = sample.inventory.devices
-    total = sum(free(device, sample) or 0 for device in devices)  # unknown counts as not free
+    devices = sample.states()
+    total = sum(device.free or 0 for device in devices)  # unknown counts as not free
     # Shares by memory leave odd parts: four decimals say no more than two.
     return f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total // 100 * 100)} free"
-
-
-def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[str, str]:
-    """Return the state of a device in a few words, and its style."""
-    left = free(device, sample)
-    odd = [holder.state for holder in holders if holder.state not in ("held", "unleased")]
-    if health(device, sample.stats(device))[0] is Health.UNHEALTHY:
-        found = "unhealthy", "bad"
-    elif not device.visible:
-        found = "hidden", "dim"
-    elif odd or left is None:
-        # As in Slurm: a device that is drained and still held is draining.
-        draining = odd[:1] == ["drained"] and any(holder.lease for holder in holders)
-        found = "draining" if draining else "".join(odd[:1]) or "unknown", "warn"
-    elif sample.records(device):
-        found = (
-            (f"{describe_free(device, sample)} free{_until(device, sample)}", "good") if left else ("held", "accent")
-        )
-    elif holders:
-        found = "busy", "warn"
-    else:
-        found = ("declared" if device.declared else "free") + _until(device, sample), "good"
-    return found
-
-
-def _until(device: Device, sample: Sample) -> str:
-    """Return a word about the next reservation of a device within a day, with a space in front; empty without one."""
-    begin = sample.reserved.get(device.id)
-    return "" if begin is None else f" until {clock(begin)}"
 
 
 def notes(sample: Sample) -> list[str]:
     """Return remarks about the sample, a sentence each: unhealthy devices, errors of vendors and of the ledger."""
     found = []
-    for device in sample.inventory.devices:
-        is_now, reason, remedy = health(device, sample.stats(device))
+    for state in sample.states():
+        is_now, reason, remedy = state.health
         if is_now is Health.UNHEALTHY:
             told = f"{reason or 'no reason is known'}{'; ' if remedy else ''}{remedy}"
-            found.append(f"{device.name} is unhealthy: {told}")
+            found.append(f"{state.device.name} is unhealthy: {told}")
     return [*found, *sample.remarks]
 
 
@@ -259,36 +292,6 @@ def all_notes(sample: Sample) -> list[str]:
     found = [note for report in reports for note in report.notes]
     found += [str(report.problem) for report in reports if report.problem is not None]
     return found + notes(sample)
-
-
-def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
-    """Return the holders of a device, and processes without a lease.
-
-    A process counts as one without a lease when no lease of the device belongs to its user. Processes of a recorded
-    machine are not looked up on this one.
-    """
-    from anyaccel.linux.process import user
-    from anyaccel.linux.users import user_name
-
-    here = sample.inventory.machine == HOST  # process ids of a recording belong to another machine
-    records = sample.records(device)
-    users = {record.uid for record in records}
-    found = [_of_lease(record, device) for record in records]
-    for process in sample.stats(device).processes or ():
-        uid = user(process.pid) if here else None
-        # Which processes a lease covers is not known: those of its user count as covered.
-        if not records or (uid is not None and uid not in users):
-            name = "" if uid is None else user_name(uid)
-            found.append(
-                Holder(
-                    user=f"*{name or '?'}",
-                    program=(program(process.pid) if here else "") or f"process {process.pid}",
-                    pid=process.pid,
-                    mine=uid == os.geteuid(),
-                    state="unleased",
-                )
-            )
-    return tuple(found)
 
 
 # The columns STATE and USER say that a device is drained or reserved, and by or for which user.

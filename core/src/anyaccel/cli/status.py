@@ -9,7 +9,7 @@ from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.options import machine_options, seconds, survey
 from anyaccel.cli.output import take_fields
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
+from anyaccel.model import UNITS_PER_DEVICE, Inventory, VendorReport, VendorState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,15 +123,15 @@ def _lines(args: argparse.Namespace, sample: samples.Sample) -> tuple[Lines, lis
     # Not imported for JSON, nor while vendors are still to be started.
     from anyaccel.cli.devices_table import lay_out
 
-    heading, rows, left_out = lay_out(sample, output.width() if output.is_terminal() else None, args.columns)
-    devices = sample.inventory.devices
+    devices = sample.states()
+    heading, rows, left_out = lay_out(devices, output.width() if output.is_terminal() else None, args.columns)
     summary = samples.summary(sample)
     if sample.tickets:
         summary += f"; {len(sample.tickets)} waiting (anyaccel queue)"
     further = []
     if args.columns and left_out:
         further.append(f"the terminal is too narrow for {', '.join(left_out)}")
-    if any(holder.state == "unleased" for device in devices for holder in samples.holders(device, sample)):
+    if any(holder.state == "unleased" for device in devices for holder in device.holders):
         further.append("* uses a device without a lease; --avoid-busy leaves such devices alone")
     return [heading, *(line for lines in rows for line in lines), [(summary, "")]], further
 
@@ -142,7 +142,7 @@ def status_json(sample: samples.Sample) -> dict[str, Any]:
     return {
         "machine": inventory.machine,
         "vendors": [_vendor_json(report) for report in inventory.vendors],
-        "devices": [_device_json(device, sample) for device in inventory.devices],
+        "devices": [_device_json(state) for state in sample.states()],
     }
 
 
@@ -157,10 +157,9 @@ def _vendor_json(report: VendorReport) -> dict[str, Any]:
     }
 
 
-def _device_json(device: Device, sample: samples.Sample) -> dict[str, Any]:
-    seen = sample.stats(device)
-    health, reason, remedy = samples.health(device, seen)
-    free = samples.free(device, sample)
+def _device_json(state: samples.DeviceState) -> dict[str, Any]:
+    device, seen, free = state.device, state.seen, state.free
+    health, reason, remedy = state.health
     return {
         **take_fields(device, "vendor", "id", "index", "type", "tags", "resource", "kind"),
         "model": device.model,
@@ -176,7 +175,7 @@ def _device_json(device: Device, sample: samples.Sample) -> dict[str, Any]:
         "health_remedy": remedy or None,
         **take_fields(device, "fractional", "slots", "own_slots"),
         "free": None if free is None else free / UNITS_PER_DEVICE,
-        "holders": None if sample.leases is None else [_holder_json(record) for record in sample.records(device)],
+        "holders": None if state.records is None else [_holder_json(record) for record in state.records],
         **take_fields(device, "declared", "parent", "pci_bus_id", "numa_node", "links", "nodes", "occupies"),
         **take_fields(device, "labels", "attributes"),
     }

@@ -15,7 +15,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.launch": ("AcquireOptions", "Launch"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
-        "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
+        "anyaccel.launcher.schedulers": ("count_capacity",),
         "anyaccel.launcher.start": (
             "JOB_NAME",
             "become",

@@ -1,7 +1,4 @@
 from anyaccel.launcher import time_limit as time_limit
-from anyaccel.launcher.choosing import KnownNames as KnownNames
-from anyaccel.launcher.choosing import count_capacity as count_capacity
-from anyaccel.launcher.choosing import validate as validate
 from anyaccel.launcher.environment import DEVICES_VARIABLE as DEVICES_VARIABLE
 from anyaccel.launcher.environment import container as container
 from anyaccel.launcher.environment import merge_edits as merge_edits
@@ -14,6 +11,7 @@ from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.rendezvous import make_rank_variables as make_rank_variables
+from anyaccel.launcher.schedulers import count_capacity as count_capacity
 from anyaccel.launcher.scope import Scope as Scope
 from anyaccel.launcher.start import JOB_NAME as JOB_NAME
 from anyaccel.launcher.start import become as become

@@ -8,7 +8,6 @@ from time import monotonic
 from types import TracebackType
 
 from anyaccel._typing import TypeVar
-from anyaccel.durations import read_seconds
 from anyaccel.errors import (
     AnyaccelError,
     DeadlockError,
@@ -18,18 +17,18 @@ from anyaccel.errors import (
     NotFreeError,
     UsageError,
 )
-from anyaccel.inventory.detect import survey
-from anyaccel.launcher.choosing import local_scheduler, make_choice
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
 from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
-from anyaccel.launcher.scope import Scope
+from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
-from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, Stats, replace
+from anyaccel.model import NOTHING, Allocation, Device, Extent, Request, Stats, replace
 from anyaccel.model.request import share_table
-from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
-from anyaccel.text import printable
+from anyaccel.text import printable, read_seconds
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ async def take_async(
     return await pending.get_async(pending.plan_lease, lambda lease: lease)
 
 
-class LeaseRequest:
+class LeaseRequest(LedgerRequest):
     """A request for a lease, from the check of the options to the lease.
 
     Making the object detects the machine, unless an inventory is given.
@@ -310,15 +309,10 @@ class LeaseRequest:
         place: The queue position of an earlier request to be continued; None for a request of its own.
 
     Attributes:
-        request: The request.
-        inventory: The machine.
         made: The lease, once there is one.
         began: Start of the wait, by the monotonic clock.
-        on_cpu: Whether no device can ever serve the request, so that it falls back to the CPU. Then the following
-            attributes are missing.
-        ledger: The leases of the machine.
-        want: The request to the ledger.
-        scope: The ledger's names of the devices.
+        on_cpu: Whether no device can ever serve the request, so that it falls back to the CPU.
+        ledger: The leases of the machine; missing on the CPU.
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
@@ -326,7 +320,7 @@ class LeaseRequest:
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
         StateDirectoryError: If leases cannot be kept on this machine.
         LedgerError: If a system call on the state directory fails.
-        UsageError: If a duration is invalid.
+        UsageError: If a duration is invalid, or the variable of the lease around this process.
         MachineError: If the machine cannot be detected.
     """
 
@@ -340,36 +334,31 @@ class LeaseRequest:
         grouped: bool = False,
         place: Place | None = None,
     ) -> None:
-        self.request = parse_request(request)
+        request = parse_request(request)
         self._options, self._grouped, self._tell = options, grouped, tell
-        environ = options.get("environ")
-        self.environ = os.environ if environ is None else environ
+        given = options.get("environ")
+        environ = os.environ if given is None else given
         self._confined = check_start(options) or options.get("confined", False)
         time, self.note = read_seconds("time", options.get("time"), positive=True), options.get("note", "")
         if time == float("inf"):
             raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-        self.inventory = survey(options.get("inventory"), environ=self.environ, **where)
-        # choose() sets these, and the ledger calls it again whenever another process was faster.
-        self._grants: tuple[Grant, ...] = ()
+        inventory = options.get("inventory") or detect(environ=environ, **where)
+        super().__init__(inventory, request, environ, seconds=time, confined=self._confined, mark=mark)
         self._attempt: Acquisition | None = None
         self.made: OpenLease | None = None
         self.began = monotonic()
-        self._choice = make_choice(self.inventory, self.request)
-        self.on_cpu = not self._choice.ever_fits
+        self.on_cpu = not self.choice.ever_fits
         if self.on_cpu:
-            verdict = local_scheduler(self.inventory).why(self.request)
+            verdict = Scheduler(inventory, validate, KnownNames()).why(request)
             if not verdict.cpu:
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return
-        self.ledger = Ledger.open(self.environ)
-        self.scope = Scope.make(self.inventory, self.environ)
+        self.ledger = Ledger.open(environ)
         self._avoid_busy = options.get("avoid_busy", False)
-        self._memory = max((asked_memory(term) for term in self.request.terms if term.filters), default=0)
+        self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
         self._observed: tuple[float, Mapping[str, Stats]] = (float("-inf"), {})
-        want = self.scope.make_want(self._choice, self.inventory)
-        self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
         self._terms: dict[str, Any] = {
             "wait": read_seconds("wait", options.get("wait")),
             "priority": options.get("priority", 0),
@@ -508,7 +497,7 @@ class LeaseRequest:
         for lease, _ in own.values():
             for name, extent in lease.devices.items():
                 taken[name] = taken.get(name, NOTHING).joined(extent)
-        fits = self._choice.choose(self.scope.to_devices(taken)) is not None
+        fits = self.choice.choose(self.scope.to_devices(taken)) is not None
         if fits and not self.ledger.over_limits(self.want, self._terms["priority"], only=own):
             return
         verdict = self._judge()
@@ -520,51 +509,32 @@ class LeaseRequest:
             " for a signal handler to release it",
         )
 
-    def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose free devices, and keep the choice for :meth:`make_allocation`.
+    def find_taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the leased part of each device, and the whole of each unleased device that is in use, by id.
 
-        With ``avoid_busy``, the choice avoids unleased devices on which a process runs. With a memory filter in the
-        request, the choice avoids unleased devices with less free memory than the largest filter asks for; a process on
-        a device with enough free memory is no obstacle. In both cases the devices may be observed anew, and a device
-        that cannot be observed counts as free. A plug-in that fails to judge a set of devices counts as refusing the
-        set.
+        With ``avoid_busy``, a process on a device is use. With a memory filter in the request, less free memory than
+        the largest filter asks for is use; a process on a device with enough free memory is none. An observation, which
+        starts processes, serves for ``FRESH_SECONDS``; a device that cannot be observed counts as free.
 
         Args:
-            taken: The taken part of each device, by the ledger's names.
-
-        Returns:
-            The part of each device to hold, by the ledger's names; None if the request does not fit, with the last
-            choice kept.
+            taken: The leased part of each device, by the ledger's names.
         """
-        leased = self.scope.to_devices(taken)
-        grants = self._choice.choose(leased | self._find_busy(leased))
-        if grants is None:
-            return None
-        self._grants = grants
-        return self.scope.to_ledger(grants)
-
-    def _find_busy(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the whole of each device without a lease that :meth:`choose` has to avoid, by id.
-
-        An observation starts processes, and serves for ``FRESH_SECONDS``.
-
-        Args:
-            leased: The leased part of each device, by id. These devices are left out, even if leased in part.
-        """
+        leased = super().find_taken(taken)
         if not (self._avoid_busy or self._memory):
-            return {}
+            return leased
         # The ledger asks again after each change on the machine.
         if monotonic() - self._observed[0] > FRESH_SECONDS:
             from anyaccel.inventory.observe import stats
 
             observed, _ = stats(self.inventory, environ=self.environ)
             self._observed = monotonic(), observed
-        return {
+        busy = {
             device.id: Extent(device.units)
             for device in self.inventory.devices
             if device.id not in leased  # the holder's own use is no obstacle: the lease is
             and self._is_busy(device, self._observed[1].get(device.id, Stats()))
         }
+        return leased | busy
 
     def _is_busy(self, device: Device, seen: Stats) -> bool:
         """Return whether a device is in use (with ``avoid_busy``), or has too little free memory; unknown is enough."""
@@ -580,7 +550,7 @@ class LeaseRequest:
         Without a choice, as on the CPU, it has no devices.
         """
         lease_id = lease.id if lease else ""
-        return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
+        return Allocation(id=lease_id, request=self.request, grants=self.grants, confined=self._confined)
 
     def plan_lease(self, lease: Lease | None) -> DeviceLease:
         """Plan the launch, and make the open lease; errors pass through.
@@ -634,5 +604,4 @@ class LeaseRequest:
         """
         from anyaccel.launcher.verdicts import judge
 
-        terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
-        return judge(self.inventory, self.request, self.ledger, self.environ, **terms)
+        return judge(self, self.ledger, self._terms["priority"])

@@ -1,19 +1,23 @@
-"""Open schedulers, for this process alone or with machine-wide leases."""
+"""Open schedulers, for this process alone or with machine-wide leases; count how often a request fits a machine."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from anyaccel._typing import overload
-from anyaccel.errors import UsageError
-from anyaccel.launcher.choosing import KnownNames, validate
-from anyaccel.model import Inventory
+from anyaccel.errors import NotFreeError, UsageError
+from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import Fleet, Scheduler
 from anyaccel.text import shown
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anyaccel.policy import Policy
+
+MAX_CAPACITY = 1024
+"""Limit of :func:`count_capacity`."""
 
 
 @overload
@@ -77,9 +81,9 @@ def open_scheduler(
             )
         if shared:
             raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
-        return Fleet(inventory, validate=validate, known=KnownNames(), policy=policy)
+        return Fleet(inventory, validate, KnownNames(), policy=policy)
     if not shared:
-        return Scheduler(inventory, validate=validate, known=KnownNames(), policy=policy)
+        return Scheduler(inventory, validate, KnownNames(), policy=policy)
     if policy is not None:
         from anyaccel.configuration import MACHINE_FILE
 
@@ -90,3 +94,33 @@ def open_scheduler(
     from anyaccel.launcher.shared import SharedScheduler
 
     return SharedScheduler(inventory, environ)
+
+
+def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPACITY) -> int:
+    """Count how many copies of a request fit an idle machine at once, whatever is leased now.
+
+    A plug-in that fails to judge a set of devices counts as refusing the set.
+
+    Args:
+        inventory: The machine.
+        request: The request.
+        most: The count ends here, at :data:`MAX_CAPACITY` at the latest; less than 1 counts as 1.
+
+    Returns:
+        At least 1. For a request that falls back to the CPU, the number of processors of this process, up to ``most``.
+
+    Raises:
+        UnknownNameError: If neither a device of the machine nor an installed plug-in has any of the names of a term.
+        NeverFitsError: If the request does not fit at all, and does not permit the CPU; also if an installed plug-in
+            knows the name, but the machine has no such device.
+    """
+    # By allocation, not by division: parts, links and vendors' rules decide what fits side by side.
+    scheduler = Scheduler(inventory, validate, KnownNames())
+    most = max(1, min(most, MAX_CAPACITY))
+    for count in range(most):
+        try:
+            if scheduler.allocate(request).cpu:
+                return min(most, len(os.sched_getaffinity(0)))
+        except NotFreeError:
+            return count
+    return most

@@ -8,13 +8,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, UsageError
-from anyaccel.inventory.detect import survey
-from anyaccel.launcher.choosing import local_scheduler, make_choice
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
+from anyaccel.launcher.scope import LedgerRequest, Scope
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger
 from anyaccel.ledger.record import describe_ahead, describe_block, describe_obstacles
 from anyaccel.model import (
     ANY_SLOTS,
@@ -29,13 +27,15 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
-from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
-from anyaccel.text import LONGEST_DURATION, clock, span
+from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
+from anyaccel.text import LONGEST_DURATION, Duration, clock, read_seconds, span
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
+    from anyaccel.ledger import Want
     from anyaccel.policy import OverLimit
 
 LOOK_SECONDS = 1.0
@@ -85,11 +85,11 @@ def why(
         GPU:3 can never fit: this machine has 2 GPU (2 H100).
     """
     environ = os.environ if environ is None else environ
-    inventory = survey(inventory, environ=environ, **where)
-    request, ledger = parse_request(request), Ledger.open(environ)
+    inventory = inventory or detect(environ=environ, **where)
     seconds = read_seconds("time", time, positive=True)
-    verdict = judge(inventory, request, ledger, environ, time=seconds, priority=priority)
-    return replace(verdict, gaps=_find_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
+    asked = LedgerRequest(inventory, parse_request(request), environ, seconds=seconds)
+    verdict = judge(asked, Ledger.open(environ), priority)
+    return replace(verdict, gaps=_find_gaps(asked)) if verdict.ever_fits else verdict
 
 
 def estimate_start(
@@ -115,7 +115,7 @@ def estimate_start(
         UsageError: If the variable of the lease around this process is invalid.
         LedgerError: If the ledger cannot be read.
     """
-    return Ledger.open().forecast_start(_make_want(inventory, request, os.environ, time))
+    return Ledger.open().forecast_start(LedgerRequest(inventory, request, os.environ, seconds=time).want)
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -159,7 +159,7 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         LedgerError: If the ledger cannot be read.
     """
-    return Ledger.open().over_limits(_make_want(inventory, request, os.environ, time), priority)
+    return Ledger.open().over_limits(LedgerRequest(inventory, request, os.environ, seconds=time).want, priority)
 
 
 def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
@@ -186,69 +186,48 @@ def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
     )
 
 
-def judge(
-    inventory: Inventory,
-    request: Request,
-    ledger: Ledger,
-    environ: Mapping[str, str],
-    *,
-    time: float | None,
-    priority: int,
-) -> Verdict:
+def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
     """Judge a new request by the leases, then by the user's limits, then by earlier requests.
 
     A request that never fits is not compared with limits. A request that does not fit beside leases and limits is not
     compared with the queue. If the request would fit now with a shorter time limit that ends before a reservation
-    begins, the first way out is the longest such limit, in whole minutes. Arguments are as for :func:`why`, ``time`` in
-    seconds.
+    begins, the first way out is the longest such limit, in whole minutes.
+
+    Args:
+        asked: The request, with its time limit.
+        ledger: The ledger.
+        priority: Priority of the request.
 
     Raises:
-        UnknownNameError: If neither a device nor an installed plug-in has any of the names of a term.
-        UsageError: If the variable of the lease around this process is invalid.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         LedgerError: If the ledger cannot be read.
     """
-    terms = inventory, request, ledger, environ
-    verdict = _judge(*terms, time=time, priority=priority)
+    want = asked.want
+    verdict = _judge(asked, want, ledger, priority)
     if verdict.fits_now or not verdict.ever_fits:
         return verdict
     now = since_1970()
     for begin in sorted({block.begin for block in ledger.blocks() if block.begin is not None}, reverse=True):
         shorter = min((begin - now) // 60 * 60, LONGEST_DURATION)
-        if 0 < shorter < (time or math.inf) and _judge(*terms, time=shorter, priority=priority).fits_now:
+        if not 0 < shorter < (want.seconds or math.inf):
+            continue
+        if _judge(asked, replace(want, seconds=shorter), ledger, priority).fits_now:
             return replace(verdict, ways_out=(f"fits now with --time {span(shorter)}", *verdict.ways_out))
     return verdict
 
 
-def _judge(
-    inventory: Inventory,
-    request: Request,
-    ledger: Ledger,
-    environ: Mapping[str, str],
-    *,
-    time: float | None,
-    priority: int,
-) -> Verdict:
-    """Judge a new request as in :func:`judge`, but for the given time limit alone."""
-    held = ActiveLeases.read(inventory, ledger, environ, time=time)
-    scheduler = local_scheduler(inventory, held.list_holders)
+def _judge(asked: LedgerRequest, want: Want, ledger: Ledger, priority: int) -> Verdict:
+    """Judge a new request as in :func:`judge`, but for the time limit of ``want`` alone."""
+    held = ActiveLeases.read(asked.inventory, ledger, asked.environ, time=want.seconds)
+    scheduler = Scheduler(asked.inventory, validate, KnownNames(), list_holders=held.list_holders)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease)
-    verdict = held.add_hints(scheduler.why(request))
+    verdict = held.add_hints(scheduler.why(asked.request))
     if not verdict.ever_fits:
         return verdict
-    want = _make_want(inventory, request, environ, time)
     # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now:
-        return verdict
-    choice, scope = make_choice(inventory, request), Scope.make(inventory, environ)
-
-    def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
-        grants = choice.choose(scope.to_devices(taken))
-        return None if grants is None else scope.to_ledger(grants)
-
-    if not (ahead := ledger.count_ahead(want, priority, choose)):
+    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority, asked.choose)):
         return verdict
     message = describe_ahead(ahead)
     if (used := ledger.count_usage()) is not None:
@@ -329,24 +308,11 @@ class ActiveLeases(Value):
         return "; ".join((*clauses, *(self.holders[key] for key in ids if key in self.withheld)))
 
 
-def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
-    """Make the ledger request of a new request with a time limit in seconds, None for none.
-
-    ``environ`` names the lease around this process, if any.
-
-    Raises:
-        UnknownNameError: If neither a device nor an installed plug-in has any of the names of a term.
-        UsageError: If the variable of the lease around this process is invalid.
-    """
-    want = Scope.make(inventory, environ).make_want(make_choice(inventory, request), inventory)
-    return replace(want, seconds=time)
-
-
-def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _find_gaps(asked: LedgerRequest) -> tuple[str, ...]:
     """Return warnings about devices left open to a worker, served on an idle machine; empty on an error of anyaccel."""
     with contextlib.suppress(AnyaccelError):
-        allocation = local_scheduler(inventory).allocate(request)
-        return worker_environment(allocation, inventory, environ=environ).allocation.gaps
+        allocation = Scheduler(asked.inventory, validate, KnownNames()).allocate(asked.request)
+        return worker_environment(allocation, asked.inventory, environ=asked.environ).allocation.gaps
     return ()
 
 

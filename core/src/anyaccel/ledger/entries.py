@@ -49,8 +49,12 @@ from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
+<<<<<<< HEAD
 from anyaccel.linux.groups import GroupState, group_state
 from anyaccel.linux.process import UNSEEN, me
+=======
+from anyaccel.linux.groups import is_populated
+>>>>>>> main
 from anyaccel.model import Value, replace
 from anyaccel.model.device import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent
 from anyaccel.text import clean, elapsed
@@ -619,10 +623,10 @@ class Tenure(Value):
         if left > 0:
             return f"{RENEWED} {elapsed(left)} unless renewed"
         for path, inode in self.groups:
-            state = group_state(path, inode)
-            if state is GroupState.POPULATED:
+            populated = is_populated(path, inode)
+            if populated:
                 return f"not renewed any more, and kept while control group {clean(path)} has processes"
-            if state is GroupState.HIDDEN:
+            if populated is None:
                 return f"not renewed any more, and control group {clean(path)} cannot be seen from here"
         return ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from enum import Enum
 from functools import cache
 
 _MOUNTS = "/proc/self/mountinfo"
@@ -12,17 +11,6 @@ _NAMESPACE = "/proc/self/ns/cgroup"
 _INITIAL = 0xEFFFFFFB
 """Inode of the initial cgroup namespace, by the kernel's ``include/linux/proc_ns.h``."""
 _PATH = r"(/[^/\0]+)+"
-
-
-class GroupState(Enum):
-    """State of a control group for an observer."""
-
-    POPULATED = "populated"
-    """A process lives in the group, or in a group below it."""
-    EMPTY = "empty"
-    """No process lives there, or the group was removed."""
-    HIDDEN = "hidden"
-    """This process cannot see the group."""
 
 
 @cache
@@ -58,8 +46,8 @@ def group_inode(group: str) -> int | None:
         return None
 
 
-def group_state(group: str, inode: int) -> GroupState:
-    """Return whether a group, given by path and inode, has processes.
+def is_populated(group: str, inode: int) -> bool | None:
+    """Return whether a group, given by path and inode, or a group below it has processes; None if it cannot be seen.
 
     A missing group counts as empty only in the initial cgroup namespace: a container sees a part of the hierarchy.
     """
@@ -67,16 +55,16 @@ def group_state(group: str, inode: int) -> GroupState:
     try:
         if path and os.stat(path).st_ino == inode:
             with open(f"{path}/cgroup.events", encoding="utf-8") as file:
-                return GroupState.POPULATED if "populated 1" in file.read().splitlines() else GroupState.EMPTY
+                return "populated 1" in file.read().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
         import errno
 
         if error.errno != errno.ENODEV:  # removed while it was read
-            return GroupState.HIDDEN
+            return None
     try:
         sees_all = bool(_mount()) and os.stat(_NAMESPACE).st_ino == _INITIAL
     except OSError:
         sees_all = False
-    return GroupState.EMPTY if sees_all else GroupState.HIDDEN
+    return False if sees_all else None

@@ -217,9 +217,9 @@ def visit_carriers(marks: Iterable[Mark], visit: Callable[[int, Mark], None]) ->
     seen: set[tuple[str, int]] = set()
     before = None
     for _ in range(_ROUNDS if ranges else 0):
-        began = _Moment()
+        began = _moment()
         new = set(_listed()) - seen
-        if not new and before is not None and before.precedes_in_order(_Moment()):
+        if not new and before is not None and _rose(before, _moment()):
             return True
         before = began
         seen |= new
@@ -241,19 +241,16 @@ def _listed() -> Iterator[tuple[str, int]]:
                 yield entry.name, entry.inode()
 
 
-class _Moment:
-    """A moment, by the clock and by the last process id that the kernel assigned."""
+def _moment() -> tuple[int, float]:
+    """Return the last process id that the kernel assigned, and the time by the monotonic clock."""
+    return _number("/proc/loadavg"), time.monotonic()
 
-    def __init__(self) -> None:
-        self._pid = _number("/proc/loadavg")
-        self._time = time.monotonic()
 
-    def precedes_in_order(self, later: _Moment) -> bool:
-        """Return whether process ids surely rose from this moment to a later one without a wrap; False in doubt."""
-        if later._pid < self._pid:
-            return False
-        seconds = later._time - self._time  # long where this process was stopped: all may have been given out once
-        return seconds < 32768 * _FASTEST_FORK or seconds < _number("/proc/sys/kernel/pid_max") * _FASTEST_FORK
+def _rose(before: tuple[int, float], now: tuple[int, float]) -> bool:
+    """Return whether process ids surely rose from one moment to a later one without a wrap; False in doubt."""
+    seconds = now[1] - before[1]  # long where this process was stopped: all may have been given out once
+    few = seconds < 32768 * _FASTEST_FORK or seconds < _number("/proc/sys/kernel/pid_max") * _FASTEST_FORK
+    return few and now[0] >= before[0]
 
 
 def carries(pid: int, mark: Mark) -> bool:

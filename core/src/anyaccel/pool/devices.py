@@ -8,8 +8,6 @@ memory at once.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import fcntl
 import logging
 import os
 import threading
@@ -20,16 +18,15 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
-from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
-from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import Want
+from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import Allocation, Extent, Grant, Inventory, Request, Share, Stats, replace
+from anyaccel.model import Allocation, Extent, Inventory, Request, Share, Stats, replace
 from anyaccel.pool.reactor import reactor
 from anyaccel.probe.machine import parse_machine
-from anyaccel.scheduler import Choice
+from anyaccel.scheduler import Choice, Scheduler
+from anyaccel.vendors import KnownNames, validate
 
 if TYPE_CHECKING:
     from anyaccel.ledger import Lease
@@ -53,70 +50,62 @@ def check_request(inventory: Inventory, request: Request) -> None:
         UnknownNameError: When no device has one of its names.
         NeverFitsError: When the machine has too few such devices.
     """
-    verdict = local_scheduler(inventory).why(request)
+    verdict = Scheduler(inventory, validate, KnownNames()).why(request)
     if not (verdict.ever_fits or verdict.cpu):
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
-class LocalRequest:
-    """A request, resolved against this machine.
+class LocalRequest(LedgerRequest):
+    """A request of a pool, resolved against this machine.
 
     Args:
-        choice: The choice of devices for the request.
         inventory: The machine.
-        scope: The names of the devices in the ledger.
+        request: The request.
+        environ: The environment of the pool.
+        choice: Chooses the devices for the request; None for any devices that serve it.
         private: Whether leases are private, so that device files are not locked.
         confined: Whether the worker will be confined to its devices.
 
     Attributes:
-        request: The request.
         nothing: Whether no device can serve it, so that it falls back to the CPU.
         ids: Ids of the devices that could serve it, and of their parts. Requests with a common id compete.
-        want: The request in the form of the ledger.
-        chosen: The devices that :meth:`choose` chose last.
 
     Raises:
         UnknownNameError: When no device has one of its names.
         NeverFitsError: When no devices can ever serve it, and it does not permit the CPU.
     """
 
-    def __init__(self, choice: Choice, inventory: Inventory, scope: Scope, *, private: bool, confined: bool) -> None:
-        self.request = choice.request
-        self.chosen: tuple[Grant, ...] = ()
-        self._choice = choice
-        self._inventory = inventory
-        self._scope = scope
-        self.nothing = not choice.ever_fits
+    def __init__(
+        self,
+        inventory: Inventory,
+        request: Request,
+        environ: Mapping[str, str],
+        choice: Choice | None,
+        *,
+        private: bool,
+        confined: bool,
+    ) -> None:
+        super().__init__(inventory, request, environ, choice, confined=confined, mark=marks.draw)
+        if private:
+            self.want = replace(self.want, device_locks={})
+        self.nothing = not self.choice.ever_fits
         if self.nothing:
-            check_request(inventory, self.request)
-        candidates = () if self.nothing else choice.candidates
-        wanted = frozenset(device.id for device in candidates)
-        self.ids = scope.with_parts(wanted)
-        want = scope.make_want(choice, inventory)
-        locks = {} if private else want.device_locks
-        self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw)
+            check_request(inventory, request)
+        candidates = () if self.nothing else self.choice.candidates
+        self.ids = self.scope.with_parts(device.id for device in candidates)
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose devices, and keep the grants as ``chosen``.
-
-        Args:
-            taken: The taken extents, by name in the ledger.
-
-        Returns:
-            The chosen extents, by name in the ledger, and the devices of which a chosen one is a part, as divided;
-            none if the request falls back to the CPU; None if the free devices do not suffice, and ``chosen`` stays.
+        """Choose devices like the base class; none if the request falls back to the CPU by now.
 
         Raises:
             NeverFitsError: When not even all devices suffice by now, as after the removal of a vendor's plug-in.
         """
-        grants = self._choice.choose(self._scope.to_devices(taken))
-        if grants is None and self._choice.choose({}) is None:  # a vendor's rule fails by now: never wait in vain
-            check_request(self._inventory, self.request)
-            grants = ()
-        if grants is None:
-            return None
-        self.chosen = grants
-        return self._scope.to_ledger(grants)
+        chosen = super().choose(taken)
+        if chosen is None and self.choice.choose({}) is None:  # a vendor's rule fails by now: never wait in vain
+            check_request(self.inventory, self.request)
+            self.grants = ()
+            return {}
+        return chosen
 
 
 class WorkerLease(OpenLease):
@@ -162,14 +151,6 @@ class WorkerLease(OpenLease):
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors of the lease: a worker with copies carries the lease. Empty without a lease and after release."""
         return self.lease.fds if self.lease else ()
-
-    def quarantine(self, reason: str) -> None:
-        """Write into the lease why the devices are kept although their holder was ended.
-
-        No effect without a lease or after the release; a failed write is ignored.
-        """
-        if self.lease:
-            self.lease.quarantine(reason)
 
     def release(self, *, carried: bool = False) -> None:
         """Finish the journal's line, release the devices, start to undo the handover, and call ``on_release``.
@@ -222,7 +203,8 @@ class Quarantine:
         """Record devices as kept, and write the reason into the ledger; no effect for the reason recorded last."""
         if self._kept.get(lease) != reason:
             self._kept[lease] = reason
-            lease.quarantine(reason)
+            if lease.lease is not None:
+                lease.lease.quarantine(reason)
 
     def release(self, inventory: Inventory, lease: WorkerLease, gone: Gone) -> None:
         """Release devices: at once after exit status 0, else when the vendor sees nothing of the process on them.
@@ -311,77 +293,35 @@ def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
     return ""
 
 
-_private: list[tuple[str, int]] = []
-"""The private directory of this process, if there is one, and the descriptor that locks it."""
+_private: list[str] = []
+"""The private directory of this process, if there is one."""
+tidy_in_child(_private.clear)  # it is the parent's
 
 
 def find_private_directory() -> str:
-    """Return the path of the state directory of this process alone.
+    """Return the path of the state directory of this process alone; the first call makes the directory.
 
-    The first call makes and locks the directory, in ``/dev/shm`` if that is writable, else in the directory for
-    temporary files, and removes the directories of killed processes there. A later call returns the same path; a forked
-    child makes another. The directory is removed at exit. Threads must not call the function at the same time.
+    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files. It is removed at exit, but not
+    if the process is killed. A forked child makes another. Threads must not call the function at the same time.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.
     """
     import tempfile
 
-    if _private:
-        return _private[0][0]
-    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
-    try:
-        for name in os.listdir(base):
-            if name.startswith(PRIVATE):
-                with contextlib.suppress(OSError):  # a living process has the lock
-                    path = os.path.join(base, name)
-                    _remove(path, _lock_directory(path, wait=False))
-        while not _private:
-            path = tempfile.mkdtemp(prefix=PRIVATE, dir=base)
-            # Another process may remove it as a leftover before we lock it: then the next attempt.
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = _lock_directory(path, wait=True)
-                if os.fstat(descriptor).st_nlink:
-                    _private.append((path, descriptor))
-                else:
-                    os.close(descriptor)
-    except OSError as error:
-        raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
-    return path
-
-
-def _lock_directory(path: str, *, wait: bool) -> int:
-    """Lock a private directory; return the descriptor, which keeps the lock as long as it is open.
-
-    Raises:
-        OSError: When another process has the lock and ``wait`` is False, or the directory cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _remove(path: str, descriptor: int) -> None:
-    """Remove a directory and its content, ignoring errors; close the descriptor, which unlocks the directory."""
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
-    os.close(descriptor)
+    if not _private:
+        base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+        try:
+            _private.append(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
+        except OSError as error:
+            raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
+    return _private[0]
 
 
 @atexit.register  # before pools register their end, so it runs after that
 def _remove_private_directory() -> None:
-    """Remove the private directory of this process at exit."""
-    while _private:
-        _remove(*_private.pop())
+    """Remove the private directory of this process at exit, ignoring errors."""
+    if _private:
+        import shutil
 
-
-@tidy_in_child
-def _disown_directory() -> None:
-    """Close the descriptor in a forked child, and keep the directory: it is the parent's."""
-    while _private:
-        os.close(_private.pop()[1])
+        shutil.rmtree(_private.pop(), ignore_errors=True)

@@ -10,8 +10,9 @@ from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from anyaccel.model import Device, Term
     from anyaccel.vendors.contract import HOOKS as HOOKS
     from anyaccel.vendors.contract import RECORDED as RECORDED
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
@@ -40,7 +41,7 @@ else:
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
-    __all__ += ["do_meanwhile", "presence", "simulate", "tasks"]
+    __all__ += ["KnownNames", "do_meanwhile", "presence", "simulate", "tasks", "validate"]
 
 IDLE_SECONDS = 60.0
 """A vendor's process ends after a minute without a call, and the fork server after a minute without a process."""
@@ -89,7 +90,8 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-_later: list[Callable[[], object]] = []
+later: list[Callable[[], object]] = []
+"""Functions to call while the first vendors answer."""
 
 
 def do_meanwhile(work: Callable[[], object]) -> None:
@@ -98,10 +100,44 @@ def do_meanwhile(work: Callable[[], object]) -> None:
     The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
     launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    _later.append(work)
+    later.append(work)
 
 
-def do_registered() -> None:
-    """Call the functions that :func:`do_meanwhile` registered."""
-    while _later:
-        _later.pop(0)()
+def validate(term: Term, devices: Sequence[Device]) -> str | None:
+    """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
+
+    First the identity of the plug-in is checked: the permitted numbers of devices, and whether a device can be divided.
+    Without a hook, this decides alone. Answers of the hook are kept until the next detection; after an error, the hook
+    is asked again, unless its process has died or exceeded its time twice in a row: then the last error is raised until
+    the next detection. Declared devices, which no plug-in knows, can serve every term.
+
+    Args:
+        term: The term.
+        devices: The devices, at least one, all of one vendor.
+
+    Returns:
+        The reason why not; None if it can.
+
+    Raises:
+        PluginError: If the plug-in is not installed, does not answer, or breaks the contract.
+    """
+    if devices[0].declared:  # by the user: no plug-in knows them
+        return None
+    from anyaccel.vendors.process import vendor_process
+
+    return vendor_process(devices[0].vendor).validate(term, devices)
+
+
+class KnownNames:
+    """Names of vendors, resources and products of the installed plug-ins, aliases included.
+
+    Each iteration asks the plug-ins; a plug-in that fails is passed over.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        from anyaccel.vendors.process import known
+
+        for each in known()[0]:
+            yield from (each.info.vendor, each.info.resource)
+            for product in each.products:
+                yield from (product.name, *product.aliases)

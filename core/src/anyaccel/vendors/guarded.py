@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import IDLE_SECONDS, do_registered, find_server
+from anyaccel.vendors import IDLE_SECONDS, find_server, later
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class _Running:
             self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             undo.callback(self.release)
             try:
-                self._number = server.draw()
-                server.spawn(self._number, self, TARGET, (theirs.fileno(), output), alone=True)
+                self._number = server.spawn(self, TARGET, (theirs.fileno(), output), alone=True)
             finally:
                 os.close(output)
             undo.pop_all()
@@ -358,7 +357,8 @@ class _Exchange:
         """Make the calls, and wait until each is answered or given up."""
         for process in self._calls:
             self._begin(process)
-        do_registered()
+        while later:
+            later.pop(0)()
         while self._waiting:
             if enough and (patience := enough(self.outcomes)) is not None:
                 self._patience = min(self._patience, time.monotonic() + patience)

@@ -24,10 +24,10 @@ from anyaccel.engines.remote import (
     last_line,
 )
 from anyaccel.errors import UsageError, WorkerStartError
-from anyaccel.launcher import KnownNames, validate
 from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
 from anyaccel.pool import Options, Pickled, PoolSettings, loads
 from anyaccel.scheduler import Choice, serves
+from anyaccel.vendors import KnownNames, validate
 
 from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
 from anyaccel_dask.connection import connect
@@ -159,18 +159,6 @@ class DaskCluster(Cluster[DaskPlan]):
 
     async def _cancel(self, future: Any) -> None:
         await self._client.cancel([future], force=True, asynchronous=True)
-
-    def cancel_unstarted(self, key: str, ref: Any) -> None:  # noqa: ARG002
-        future = self._futures.get(key)
-        if future is not None:
-            self._spawn(self._recall(future))
-
-    async def _recall(self, future: Any) -> None:
-        if await self._client.scheduler.anyaccel_recall(key=future.key):
-            await self._cancel(future)
-
-    def was_recalled(self, error: BaseException) -> bool:
-        return isinstance(error, (self._node.RecalledError, CancelledError, asyncio.CancelledError))
 
     def remove_call(self, key: str, *, left: bool) -> None:  # noqa: ARG002
         self._futures.pop(key, None)  # the last reference: Dask forgets the task, too

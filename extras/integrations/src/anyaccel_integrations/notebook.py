@@ -108,9 +108,10 @@ class _DeviceTable:
         if held:
             self._caption += f"; this kernel holds {held}"
         # Columns about holders are empty on a machine that is free.
-        busy = any(samples.holders(device, sample) for device in sample.inventory.devices)
+        devices = sample.states()
+        busy = any(device.holders for device in devices)
         self._columns = tuple(column for column in choose_columns(_COLUMNS) if busy or column.cell)
-        self._rows = plain_rows(sample, self._columns)
+        self._rows = plain_rows(devices, self._columns)
 
     def __repr__(self) -> str:
         if not self._rows:

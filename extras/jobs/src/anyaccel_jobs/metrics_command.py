@@ -101,8 +101,8 @@ def page(args: argparse.Namespace) -> str:
 
 def families(sample: samples.Sample) -> Iterator[Family]:
     """Yield the metrics of a sample. An unknown value has no sample, unlike a value of 0."""
-    inventory = sample.inventory
-    devices = [(device, _labels(device), sample.stats(device)) for device in inventory.devices]
+    states = sample.states()
+    devices = [(state.device, _labels(state.device), state.seen) for state in states]
 
     yield Family(
         name="anyaccel_device",
@@ -125,14 +125,14 @@ def families(sample: samples.Sample) -> Iterator[Family]:
     yield _gauge(
         "hw_status", "", "Whether the device is in a state.",
         (
-            (labels | {"hw_state": word}, samples.health(device, seen)[0] is state)
-            for device, labels, seen in devices
-            for state, word in _STATES.items()
+            (_labels(state.device) | {"hw_state": word}, state.health[0] is health)
+            for state in states
+            for health, word in _STATES.items()
         ),
     )  # fmt: skip
     yield _gauge(
         "anyaccel_vendor_up", "", "Whether the vendor's plug-in could look for its devices.",
-        (({"hw_vendor": report.vendor}, report.state is not VendorState.FAILED) for report in inventory.vendors),
+        (({"hw_vendor": report.vendor}, report.state is not VendorState.FAILED) for report in sample.inventory.vendors),
     )  # fmt: skip
     if sample.leases is None:
         return

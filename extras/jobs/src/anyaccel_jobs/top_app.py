@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyaccel
-from anyaccel.cli import Column, DeviceRow, cancel_by_id, lay_out, megahertz, memory_use, output, since, table_lines
+from anyaccel.cli import Column, cancel_by_id, lay_out, megahertz, memory_use, output, since, table_lines
 from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
-from anyaccel.model import Device, replace, write_labels
+from anyaccel.model import Device, write_labels
 from anyaccel.text import cells, clock, memory, printable
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -325,8 +325,8 @@ class Top(App[None]):
                 raise
 
     def _took(self, sample: samples.Sample, jobs: tuple[Job, ...], waiting: list[tuple[str, list[str]]]) -> None:
-        for device in sample.inventory.devices:
-            self._history.setdefault(device.id, deque(maxlen=_HISTORY)).append(sample.stats(device).utilization)
+        for state in sample.states():
+            self._history.setdefault(state.device.id, deque(maxlen=_HISTORY)).append(state.seen.utilization)
         self._sample = sample
         self._jobs = jobs
         self._waiting = waiting
@@ -337,26 +337,17 @@ class Top(App[None]):
         self._told = text
         self._draw()
 
-    def _shown(self, sample: samples.Sample) -> list[Device]:
+    def _shown(self, sample: samples.Sample) -> list[samples.DeviceState]:
         """Return the devices, filtered and sorted."""
         wanted = self._filter.lower()
-        found = [
-            device
-            for device in sample.inventory.devices
-            if wanted in f"{device.name} {device.type} {device.model} {device.id} {self._people(device)}".lower()
-        ]
+        found = [state for state in sample.states() if wanted in _searched(state).lower()]
         if self._sort == "load":
-            found.sort(key=lambda device: -(sample.stats(device).utilization or 0.0))
+            found.sort(key=lambda state: -(state.seen.utilization or 0.0))
         elif self._sort == "mem":
-            found.sort(key=lambda device: -(sample.stats(device).memory_used_bytes or 0))
+            found.sort(key=lambda state: -(state.seen.memory_used_bytes or 0))
         elif self._sort == "free":
-            found.sort(key=lambda device: -(samples.free(device, sample) or 0))
+            found.sort(key=lambda state: -(state.free or 0))
         return found
-
-    def _people(self, device: Device) -> str:
-        if self._sample is None:
-            return ""
-        return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.records(device))
 
     def _draw(self) -> None:
         """Redraw the widgets."""
@@ -371,11 +362,10 @@ class Top(App[None]):
             return
         room = max(20, self.size.width - 1)
         devices = self._shown(sample)
-        shown = replace(sample, inventory=replace(sample.inventory, devices=tuple(devices)))
-        heading, rows, _ = lay_out(shown, room, draw=self._drawn, load=_LOAD)
+        heading, rows, _ = lay_out(devices, room, draw=self._drawn, load=_LOAD)
         base.query_one("#heading", Words).tell(heading)
         base.query_one("#devices", Lines).show(
-            [(device.id, lines) for device, lines in zip(devices, rows, strict=True)]
+            [(state.device.id, lines) for state, lines in zip(devices, rows, strict=True)]
         )
         words = f"{samples.summary(sample)}, {len(sample.tickets)} waiting"
         more = f"  sorted by {self._sort}" + (f", only {self._filter!r}" if self._filter else "")
@@ -402,7 +392,7 @@ class Top(App[None]):
             [(_job_key(job), [[(line, "")]]) for job, line in zip(self._jobs, lines, strict=True)]
         )
 
-    def _drawn(self, row: DeviceRow, width: int) -> str:
+    def _drawn(self, row: samples.DeviceState, width: int) -> str:
         return sparkline(self._history.get(row.device.id, ()), width)
 
     def _chosen(self) -> Device | TicketRecord | Job | None:
@@ -489,7 +479,7 @@ class Top(App[None]):
         else:
             mine = [
                 (holder.lease, f"{holder.lease}  {holder.share}  {holder.program}  {holder.note}")
-                for holder in samples.holders(chosen, sample)
+                for holder in samples.DeviceState(chosen, sample).holders
                 if holder.mine and holder.lease
             ]
             question, what = "Release this lease, and end its processes? y/n", "leases"
@@ -516,8 +506,9 @@ class Top(App[None]):
 
 def device_details(device: Device, sample: samples.Sample, room: int) -> list[Line]:
     """Return the lines about a device: facts, health, holders, processes, links."""
-    seen = sample.stats(device)
-    is_now, reason, remedy = samples.health(device, seen)
+    state = samples.DeviceState(device, sample)
+    seen = state.seen
+    is_now, reason, remedy = state.health
     names = {each.id: each.name for each in sample.inventory.devices}
     facts = [
         ("device", f"{device.name}  {device.type}  {device.model}"),
@@ -536,7 +527,7 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
     links = [(names.get(other, other), str(strength)) for other, strength in device.links.items()]
     people = [
         (holder.user, f"{holder.share or 'no lease'}  {holder.command}  process {holder.pid}  {_of_lease(holder)}")
-        for holder in samples.holders(device, sample)
+        for holder in state.holders
     ]
     processes = [
         (str(process.pid), f"{memory(process.memory_bytes)}  {samples.program(process.pid)}")
@@ -546,6 +537,13 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
     for title, rows in (("Held and used by", people), ("Processes", processes), ("Links", links)):
         found += [[("", "")], [(f"{title}:", "bold")], *(_facts(rows, room) or [[("  -", "")]])]
     return found
+
+
+def _searched(state: samples.DeviceState) -> str:
+    """Return the text in which a filter is looked for."""
+    device = state.device
+    people = " ".join(f"{record.user} {record.note} {record.command}" for record in state.records or ())
+    return f"{device.name} {device.type} {device.model} {device.id} {people}"
 
 
 def _facts(facts: Sequence[tuple[str, str]], room: int) -> list[Line]:

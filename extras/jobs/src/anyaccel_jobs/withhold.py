@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 import anyaccel
 from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
 from anyaccel.inventory import find_named
-from anyaccel.launcher import KnownNames, Scope, validate
+from anyaccel.launcher import Scope
 from anyaccel.ledger import DeviceBlock, Ledger
 from anyaccel.linux import users
 from anyaccel.model import Device, Extent, Inventory, Request
 from anyaccel.scheduler import Choice, Verdict, asked, goes_by, parse_request
+from anyaccel.vendors import KnownNames, validate
 
 
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:

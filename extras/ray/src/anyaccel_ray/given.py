@@ -8,7 +8,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from anyaccel.errors import LedgerError, WorkerStartError
-from anyaccel.launcher import KnownNames, validate
 from anyaccel.model import (
     ANY_SLOTS,
     NOTHING,
@@ -27,6 +26,7 @@ from anyaccel.model import (
 from anyaccel.policy import Need
 from anyaccel.pool import Broker
 from anyaccel.scheduler import Choice, choose_slots, extent_of, serves, share
+from anyaccel.vendors import KnownNames, validate
 from anyaccel_export.ray import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
 
 from anyaccel_ray.connection import import_ray
