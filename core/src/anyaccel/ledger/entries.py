@@ -49,12 +49,8 @@ from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-<<<<<<< HEAD
-from anyaccel.linux.groups import GroupState, group_state
-from anyaccel.linux.process import UNSEEN, me
-=======
 from anyaccel.linux.groups import is_populated
->>>>>>> main
+from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model import Value, replace
 from anyaccel.model.device import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent
 from anyaccel.text import clean, elapsed
