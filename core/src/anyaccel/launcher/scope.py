@@ -151,19 +151,18 @@ class Scope(Value):
         is no longer listed keeps its names and its fraction of a whole device.
         """
         held: dict[str, Extent] = {}
-        lost: dict[str, Device] = {}
+        devices: dict[str, Device] = {}
         for grant in grants:
             for share in grant.shares:
                 held[share.device.id] = held.get(share.device.id, NOTHING).joined(extent_of(share))
-                if share.device.id not in self.names:
-                    lost[share.device.id] = share.device
+                devices[share.device.id] = share.device
         found: dict[str, Extent] = {}
         for each in held if self.wholes else ():
             found |= dict.fromkeys(self.wholes.get(each, ()), DIVIDED)
         for each, extent in held.items():
             # Rounded up: two shares whose sum exceeds a device must never both fit.
             part = Extent(-(-extent.units * UNITS_PER_DEVICE // self.units.get(each, UNITS_PER_DEVICE)), extent.slots)
-            found |= dict.fromkeys(_names(lost[each], self.prefix) if each in lost else self.names[each], part)
+            found |= dict.fromkeys(self.names.get(each) or _names(devices[each], self.prefix), part)
         return found
 
     def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
