@@ -9,7 +9,6 @@ from anyaccel.vendors import DEADLINE_SECONDS, begin_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from anyaccel.model import Inventory
     from anyaccel.probe.machine import Machine
@@ -55,8 +54,3 @@ def detect(
 
     seconds = read_seconds("timeout", timeout)
     return find(machine, declare=declare, timeout=seconds, environ=environ, everybody=everybody)
-
-
-def survey(inventory: Inventory | None, machine: str | Machine | None = None, **where: Any) -> Inventory:
-    """Return the given inventory, or detect the named machine; see :func:`detect`."""
-    return detect(machine, **where) if inventory is None else inventory

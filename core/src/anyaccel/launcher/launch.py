@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel._typing import TypedDict
 from anyaccel.errors import EnforcementError, UnknownOptionError, UsageError
-from anyaccel.inventory.detect import survey
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import (
     MEMORY_VARIABLES,
     WorkerEnvironment,
@@ -429,7 +429,7 @@ def prepare(
     """
     check_options("prepare", options, StartOptions.__annotations__, prepare.__kwdefaults__)
     wanted = parse_request(request)
-    inventory = survey(inventory, machine=machine, declare=declare, environ=environ, timeout=timeout)
+    inventory = inventory or detect(machine, declare=declare, environ=environ, timeout=timeout)
     allocation = Scheduler(inventory, validate, KnownNames()).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
 
