@@ -260,18 +260,14 @@ class CallFuture(AwaitableFuture[T]):
         """Drop the reference to the call, which is over."""
         self._call = None
 
-    def notify_cancelled(self) -> None:
-        """Report the cancellation to waiters in ``concurrent.futures.wait`` and ``as_completed``.
-
-        No effect the second time, or on a call that was not cancelled.
-        """
-        if self._state == CANCELLED:
-            self.set_running_or_notify_cancel()
-
 
 def _on_cancelled(call: Call) -> None:
-    """Report a cancellation to the waiters, and call the call's ``on_cancel``; runs in the reactor's thread."""
-    call.future.notify_cancelled()
+    """Report a cancellation to ``concurrent.futures.wait`` and ``as_completed``, the first time, and to the engine.
+
+    Runs in the reactor's thread.
+    """
+    if call.future._state == CANCELLED:  # noqa: SLF001 - not yet CANCELLED_AND_NOTIFIED
+        call.future.set_running_or_notify_cancel()
     call.on_cancel(call)
 
 
@@ -331,6 +327,7 @@ class Call:
         """Count the call as not sent, and cancel its timer: the time limit starts anew with the next worker."""
         if self.timer is not None:
             self.timer.cancel()
+            self.timer = None
         self.sent = False
 
     def is_pending(self) -> bool:

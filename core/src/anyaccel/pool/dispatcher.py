@@ -566,7 +566,7 @@ class WorkerProcess:
         stopped: Whether :meth:`stop` was called.
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
-        notices: Kinds of messages that it must send before its first answer, in order.
+        notices: Number of messages READY that it must still send before its first answer.
         timer: Timer of a scheduled stop, or None.
     """
 
@@ -586,7 +586,7 @@ class WorkerProcess:
         self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
         self.fault = ""
-        self.notices: deque[MessageKind] = deque()
+        self.notices = 0
         self.timer: Timer | None = None
         self._process: spawning.Process
         self._launched = False
@@ -697,10 +697,7 @@ class WorkerProcess:
             timed = call.options.timeout is not None
             made, setup = settings.make_setup(self.lease, self.engine.inventory, server, mark=self.mark, ready=timed)
             self.allocation, self._group = made.allocation, made.group
-            if timed:
-                self.notices.append(MessageKind.READY)
-            if settings.staged:
-                self.notices.append(MessageKind.PREPARED)
+            self.notices = timed + settings.staged
             with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *leases))
             self.send_call(call, fresh=True)
@@ -785,12 +782,12 @@ class WorkerProcess:
         return [call for call in unstarted if call.is_pending()]
 
     def _start_timer(self, call: Call) -> None:
-        """Start the time limit of a call; no effect on a call without a limit.
+        """Start the time limit of a call; no effect on a call without a limit, or whose time runs.
 
         The pool's early signal, if any, comes first, unless the limit is not longer than its lead.
         """
         seconds, early = call.options.timeout, self.engine.settings.early
-        if seconds is None:
+        if seconds is None or call.timer is not None:
             return
         if early is not None and early.seconds >= seconds:
             early = None
@@ -885,7 +882,7 @@ class WorkerProcess:
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
         """
-        for _ in range(max(1, len(self.running) + len(self.notices))):
+        for _ in range(max(1, len(self.running) + self.notices)):
             try:
                 message = self._process.receive(last=last)
             except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
@@ -898,7 +895,7 @@ class WorkerProcess:
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
-        Notices are due before the first answer. READY starts the time limit of the first call. A failed setup is
+        Notices are due before the first answer. The first starts the time limit of the first call. A failed setup is
         believed only while a notice is due or, if the settings are not staged, before the first answer. After a
         fault, messages are ignored.
         """
@@ -909,10 +906,10 @@ class WorkerProcess:
             self._on_answer(message)
         elif kind == MessageKind.BROKEN and (self.notices if self.engine.settings.staged else not self.proven):
             self._on_broken(message)
-        elif self.notices and kind == self.notices[0]:
-            if self.notices.popleft() == MessageKind.READY:
-                for call in self.outstanding[:1]:
-                    self._start_timer(call)
+        elif kind == MessageKind.READY and self.notices:
+            self.notices -= 1
+            for call in self.outstanding[:1]:
+                self._start_timer(call)
         else:
             self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
@@ -957,8 +954,7 @@ class WorkerProcess:
             self._quick = call.kind == MessageKind.METHOD and now - self._began < QUICK_SECONDS
             self._began = now
             for following in self.outstanding[:1]:
-                if following.timer is None:
-                    self._start_timer(following)
+                self._start_timer(following)
             self.pull()
             if self.actor.group.closing and not (self.running or self.ending):
                 self.shut_down()
