@@ -20,10 +20,9 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
-from anyaccel.pool.reactor import allow_forks, reactor, run_guarded
+from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
 
 if TYPE_CHECKING:
-    from anyaccel.pool.reactor import Timer
     from anyaccel.scheduler import Verdict
 
 
@@ -305,7 +304,7 @@ class Call:
         self.log: str | None = None
         self.relay: Callable[[Message], None] | None = None
         self.tries = 0
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
         self.future: CallFuture[Any] = CallFuture(self)
 
     @property
@@ -325,9 +324,8 @@ class Call:
 
     def reset(self) -> None:
         """Count the call as not sent, and cancel its timer: the time limit starts anew with the next worker."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.timer.cancel()
+        self.timer = NO_TIMER
         self.sent = False
 
     def is_pending(self) -> bool:
@@ -347,8 +345,7 @@ class Call:
 
         A call with an outcome, or a cancelled call, keeps its state.
         """
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         with contextlib.suppress(InvalidStateError):
             setter(outcome)
         self.future.release_call()

@@ -59,7 +59,7 @@ from anyaccel.pool.devices import (
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import NO_TIMER, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CallQueue:
         acquisition: The place of the first call in the machine's queue; None if it has none.
         asked_at: Time at which that place was taken.
         watched: Descriptors that report changes of the ledger.
-        timer: Timer of the next attempt to get devices, or None.
+        timer: Timer of the next attempt to get devices.
     """
 
     def __init__(self, key: object, engine: LocalEngine, call: Call, resolved: LocalRequest | None) -> None:
@@ -115,7 +115,7 @@ class CallQueue:
         self.acquisition: Acquisition | None = None
         self.asked_at = 0.0
         self.watched: list[int] = []
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
 
     def first(self) -> Call | None:
         """Return the first pending call, or None; drop the cancelled and failed calls before."""
@@ -126,9 +126,7 @@ class CallQueue:
 
     def stop_watching(self) -> None:
         """Cancel the timer, and stop watching the ledger."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.timer.cancel()
         while self.watched:
             reactor().unwatch(self.watched.pop())
 
@@ -567,7 +565,7 @@ class WorkerProcess:
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
         notices: Number of messages READY that it must still send before its first answer.
-        timer: Timer of a scheduled stop, or None.
+        timer: Timer of a scheduled stop.
     """
 
     begun = True
@@ -587,7 +585,7 @@ class WorkerProcess:
         self.ending = self.stopped = self.proven = False
         self.fault = ""
         self.notices = 0
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
         self._process: spawning.Process
         self._launched = False
         self._ahead = True
@@ -609,8 +607,7 @@ class WorkerProcess:
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
         self.read(last=True)
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         if self._group is not None:
             gone.reason = "; ".join(filter(None, (gone.reason, remove_group(self._group))))
         self.engine.on_gone(self, gone)
@@ -787,7 +784,7 @@ class WorkerProcess:
         The pool's early signal, if any, comes first, unless the limit is not longer than its lead.
         """
         seconds, early = call.options.timeout, self.engine.settings.early
-        if seconds is None or call.timer is not None:
+        if seconds is None or call.timer is not NO_TIMER:
             return
         if early is not None and early.seconds >= seconds:
             early = None
@@ -844,8 +841,7 @@ class WorkerProcess:
         The stop then gives the grace period of the pool once more. Replaces the stop that was scheduled before.
         """
         grace = self.engine.settings.grace
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
