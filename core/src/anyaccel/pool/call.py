@@ -284,7 +284,6 @@ class Call:
         waits: Explains what devices it waits for; None if it needs none, or has them.
         sent: Whether it was sent to a process, which may have started it, and on a cluster is known to run it.
         log: File for its output; None for the pool's.
-        relay: Receives the answer unread, if set.
         tries: Number of times that it was run and lost.
         timer: Timer of its time limit.
         future: Its future.
@@ -302,7 +301,6 @@ class Call:
         self.waits: Callable[[], Verdict] | None = None
         self.sent = False
         self.log: str | None = None
-        self.relay: Callable[[Message], None] | None = None
         self.tries = 0
         self.timer = NO_TIMER
         self.future: CallFuture[Any] = CallFuture(self)
@@ -366,16 +364,13 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
     """Set the outcome of a call from the answer of its worker; in the reactor's thread, which gets no signals.
 
     An answer that cannot be read fails the call with a :class:`RemoteError`; any other kind of message than a result is
-    read as an exception. A call with a ``relay`` gets no outcome here: the relay gets the message unread.
+    read as an exception.
 
     Args:
         call: The call.
         message: The answer.
         plain: Whether the answer is read as plain data; see :mod:`anyaccel.pool.plain`.
     """
-    if call.relay is not None:
-        call.relay(message)
-        return
     try:
         if message.kind != MessageKind.RESULT:
             call.fail(read_exception(message, plain=plain))

@@ -926,7 +926,7 @@ class WorkerProcess:
         unmade = self.actor if call.kind == MessageKind.CONSTRUCT and message.kind == MessageKind.ERROR else None
         self.ending = self.ending or unmade is not None  # a worker without its object exits by itself
         self._on_free(call)
-        set_outcome(call, message, plain=self.engine.settings.plain)
+        self.engine.set_outcome(call, message)
         if unmade is not None:
             unmade.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
         self.engine.remove_call(call)
@@ -987,6 +987,7 @@ class LocalEngine(Engine):
         members: Worker processes that live, or are being launched.
         confined: Whether workers are confined to their devices.
         quarantine: The devices that are kept although their holder was ended.
+        set_outcome: Sets the outcome of a call from the answer of its worker.
 
     Raises:
         EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
@@ -999,6 +1000,7 @@ class LocalEngine(Engine):
         self._open_broker = broker
         self._calls: dict[int, Call] = {}
         self.quarantine = Quarantine()
+        self.set_outcome: Callable[[Call, Message], None] = partial(set_outcome, plain=settings.plain)
 
     @cached_property
     def broker(self) -> Broker:
