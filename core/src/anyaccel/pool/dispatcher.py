@@ -432,13 +432,13 @@ class Broker:
         pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
         queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
-        def on_change() -> None:
-            """Read the event, and attempt again if that is worthwhile."""
-            if acquisition.read_event():
+        def on_change(descriptor: int) -> None:
+            """Read the event of a descriptor, and attempt again if that is worthwhile."""
+            if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
         for descriptor in queue.watched:
-            loop.watch(descriptor, on_change)
+            loop.watch(descriptor, partial(on_change, descriptor))
 
     def _on_release(self) -> None:
         """Count a change, and serve the queues, because a worker has released its devices."""
