@@ -486,6 +486,7 @@ def serve(descriptors: list[int], _: object) -> None:
     """
     import faulthandler  # late: the calling side, which shares this module, needs neither
 
+    from anyaccel.linux.descriptors import list_descriptors
     from anyaccel.linux.process import set_name
 
     calls, output = descriptors
@@ -494,7 +495,7 @@ def serve(descriptors: list[int], _: object) -> None:
         os.dup2(descriptor, stream)
     # Descriptors of other processes of the fork server are no business of a vendor's code.
     os.closerange(3, calls)
-    os.closerange(calls + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(calls + 1, max(list_descriptors()) + 1)
     set_name("accel-vendor")
     faulthandler.enable(2)  # the caller sends SIGABRT to a process that hangs, for the traceback
     _answer_calls(_socket.socket(fileno=calls))
