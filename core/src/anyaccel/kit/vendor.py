@@ -207,11 +207,15 @@ class Vendor:
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
         """Return the PCI functions that may be devices of this vendor."""
+        # With several vendor ids and a class, one pass over the bus filters by class; without a class, reading every
+        # function in full costs more than one pass per vendor.
+        vendors = [None] if len(self.pci_vendors) > 1 and self.pci_classes else self.pci_vendors
+        found = [function for vendor in vendors for function in ctx.pci(vendor, self.pci_classes)]
         return [
             function
-            for vendor in self.pci_vendors
-            for function in ctx.pci(vendor, self.pci_classes)
-            if (not self.pci_known or self.catalog.knows(function.device))
+            for function in found
+            if function.vendor in self.pci_vendors
+            and (not self.pci_known or self.catalog.knows(function.device))
             and (self.virtual_functions or physical_function(ctx, function.address) is None)
         ]
 
