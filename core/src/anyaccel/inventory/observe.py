@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import PluginError
 from anyaccel.model import Inventory, Problem, Stats
 from anyaccel.probe.machine import parse_machine
+from anyaccel.text import Duration, read_seconds
 from anyaccel.vendors import DEADLINE_SECONDS
 
 

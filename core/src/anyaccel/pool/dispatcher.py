@@ -46,7 +46,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
-from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
+from anyaccel.pool.call import Call, GangFuture, Options, UnreadableError, read_exception, run_alone, set_outcome
 from anyaccel.pool.devices import (
     CPU,
     ChoiceFactory,
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.pool.actor import ActorState
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Verdict
 
 LOOK_SECONDS = 0.05
@@ -168,8 +167,7 @@ class Broker:
         self.private = not shared
         self._environ = dict(os.environ)
         if self.private:
-            # Not the directory itself: its lock says that we live, and the ledger locks its own directory.
-            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(find_private_directory(), "leases")
+            self._environ["ANYACCEL_STATE_DIR"] = find_private_directory()
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
@@ -436,13 +434,13 @@ class Broker:
         pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
         queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
-        def on_change() -> None:
-            """Read the event, and attempt again if that is worthwhile."""
-            if acquisition.read_event():
+        def on_change(descriptor: int) -> None:
+            """Read the event of a descriptor, and attempt again if that is worthwhile."""
+            if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
         for descriptor in queue.watched:
-            loop.watch(descriptor, on_change)
+            loop.watch(descriptor, partial(on_change, descriptor))
 
     def _on_release(self) -> None:
         """Count a change, and serve the queues, because a worker has released its devices."""
@@ -594,7 +592,6 @@ class WorkerProcess:
         self._launched = False
         self._ahead = True
         self._group: WorkerGroup | None = None
-        self._preparation = engine.settings.preparation
         self._began = 0.0
         self._quick = False
         engine.members.add(self)
@@ -698,13 +695,11 @@ class WorkerProcess:
             server = self._process.server
             self.mark = self.lease.mark or marks.draw()
             timed = call.options.timeout is not None
-            made, setup = self._preparation.make_setup(
-                self.lease, self.engine.inventory, server, mark=self.mark, ready=timed
-            )
+            made, setup = settings.make_setup(self.lease, self.engine.inventory, server, mark=self.mark, ready=timed)
             self.allocation, self._group = made.allocation, made.group
             if timed:
                 self.notices.append(MessageKind.READY)
-            if self._preparation.staged:
+            if settings.staged:
                 self.notices.append(MessageKind.PREPARED)
             with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *leases))
@@ -904,7 +899,7 @@ class WorkerProcess:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
         Notices are due before the first answer. READY starts the time limit of the first call. A failed setup is
-        believed only while a notice is due or, if the preparation is not staged, before the first answer. After a
+        believed only while a notice is due or, if the settings are not staged, before the first answer. After a
         fault, messages are ignored.
         """
         kind = message.kind
@@ -912,7 +907,7 @@ class WorkerProcess:
             return
         if kind in _ANSWERS and not self.notices:
             self._on_answer(message)
-        elif kind == MessageKind.BROKEN and (self.notices if self._preparation.staged else not self.proven):
+        elif kind == MessageKind.BROKEN and (self.notices if self.engine.settings.staged else not self.proven):
             self._on_broken(message)
         elif self.notices and kind == self.notices[0]:
             if self.notices.popleft() == MessageKind.READY:
@@ -938,7 +933,7 @@ class WorkerProcess:
         unmade = self.actor if call.kind == MessageKind.CONSTRUCT and message.kind == MessageKind.ERROR else None
         self.ending = self.ending or unmade is not None  # a worker without its object exits by itself
         self._on_free(call)
-        set_outcome(call, message, plain=self._preparation.plain)
+        set_outcome(call, message, plain=self.engine.settings.plain)
         if unmade is not None:
             unmade.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
         self.engine.remove_call(call)
@@ -975,12 +970,12 @@ class WorkerProcess:
         unpickled here. Else the calls fail, and the worker is stopped. If the message itself is damaged, the worker is
         distrusted instead. Later messages of the worker are ignored.
         """
-        error = read_exception(message, plain=self._preparation.plain)
+        error = read_exception(message, plain=self.engine.settings.plain)
         if isinstance(error, UnreadableError):
             self.distrust(f"it sent what is no answer ({error})")
             return
         self.fault = "it could not be set up"
-        if self._preparation.staged:
+        if self.engine.settings.staged:
             self.engine.mark_broken(error)
         else:  # its environment or directory could not be set, which may differ for the next worker
             for call in self.outstanding:
@@ -1007,7 +1002,7 @@ class LocalEngine(Engine):
 
     def __init__(self, broker: Callable[[], Broker], settings: PoolSettings) -> None:
         super().__init__(settings)
-        self.confined = check_start(settings.preparation.start, forked=True)
+        self.confined = check_start(settings.start, forked=True)
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
         self._calls: dict[int, Call] = {}
@@ -1055,8 +1050,6 @@ class LocalEngine(Engine):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
-        from anyaccel.pool.gang import run_alone
-
         return run_alone(Call(name, options, self.on_cancel), hosts, work, self.enter)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
@@ -1140,27 +1133,26 @@ class LocalEngine(Engine):
         usable = gone.forked and not worker.stopped
         again = [call for call in calls if call in unstarted or (usable and call.may_be_retried)]
         worker.running.clear()
-        if state is not None and state.construction not in again:
-            death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
-            if state.group.closing and gone.status == 0:
-                death = BrokenWorkerError("it was closed", exit_status=0)
-            state.set_death(death)  # before a caller hears of it and calls again
-        for call in calls:
+        for call in again:
             if call in unstarted:
                 call.reset()
-            elif call in again:
-                call.retry()
             else:
-                call.fail(worker.make_death_error(gone, call.name))
-                self._calls.pop(call.number, None)
+                call.retry()
         # Before the devices are released, or younger calls would get them.
         if state is None:
             self.broker.requeue(self, again)
         else:
             state.group.put_back(again)
+            if state.construction not in again:  # before a caller hears of the end and calls again
+                death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
+                if state.group.closing and gone.status == 0:
+                    death = BrokenWorkerError("it was closed", exit_status=0)
+                state.on_gone(death)
+        for call in calls:
+            if call not in again:
+                call.fail(worker.make_death_error(gone, call.name))
+                self._calls.pop(call.number, None)
         self.quarantine.release(self.inventory, worker.lease, gone)
-        if state is not None and state.death is not None:
-            state.on_gone(state.death)
         self.broker.serve()
         self.finish_shutdown()
 
@@ -1183,42 +1175,6 @@ class LocalEngine(Engine):
         return self.quarantine.list()
 
     # Shutdown
-
-    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
-
-        Args:
-            wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
-                done-callback, which would wait for itself.
-            cancel_futures: Whether to cancel the calls that were not sent to a worker, also methods of actors.
-        """
-        if self.foreign:
-            return
-        self.closed = True
-        if cancel_futures:
-            self._cancel_unsent()
-            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
-        reactor().call_soon(self._close_actors)
-        if wait and not reactor().inside:
-            self.drained.result()
-
-    def _cancel_unsent(self) -> None:
-        """Cancel, in this thread, the calls that were not sent to a worker; any thread may call this.
-
-        A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
-        """
-        for call in self.unfinished():
-            if not call.sent:
-                call.future.cancel()
-
-    def _close_actors(self) -> None:
-        """Close all actors, and finish the shutdown if no call waits.
-
-        Actors without work may hold devices that calls in the queues wait for.
-        """
-        for group in list(self.groups):
-            group.close()
-        self.finish_shutdown()
 
     def finish_shutdown(self) -> None:
         """Shut down the workers without work once no call of a closed pool waits; no effect in an open pool.

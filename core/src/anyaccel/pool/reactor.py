@@ -31,8 +31,6 @@ _CROWD = 1024
 class Timer:
     """A handler to call at a time, unless cancelled."""
 
-    __slots__ = ("call",)
-
     def __init__(self, call: Handler) -> None:
         self.call: Handler | None = call
 

@@ -99,8 +99,7 @@ class _Running:
             self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             undo.callback(self.release)
             try:
-                self._number = server.draw()
-                server.spawn(self._number, self, TARGET, (theirs.fileno(), output), alone=True)
+                self._number = server.spawn(self, TARGET, (theirs.fileno(), output), alone=True)
             finally:
                 os.close(output)
             undo.pop_all()

@@ -5,6 +5,9 @@ complete before any user code was unpickled. So a fresh process for each call ta
 traces of an earlier one.
 """
 
+# Methods without a default have a docstring and no body: each cluster implements them.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import os
@@ -16,7 +19,7 @@ from concurrent.futures import CancelledError, wait
 from functools import lru_cache, partial
 from typing import Protocol
 
-from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
+from anyaccel.engines.remote.cluster import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import ActorGroup
@@ -45,14 +48,12 @@ class NodeAdapter(Protocol):
     @property
     def broker(self) -> Broker:
         """The broker of the node's devices."""
-        raise NotImplementedError
 
     def refresh(self) -> None:
         """Undo what the cluster writes into the environment for each call."""
 
     def options(self, order: Order) -> Options:
         """Return the options of a call: with the assigned devices, or with any suitable devices."""
-        raise NotImplementedError
 
     def expected(self, options: Options) -> Allocation | None:
         """Return the future allocation of a call, or None if unknown before the start."""
@@ -226,7 +227,7 @@ class ActorHost:
     """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
         make_node: Makes the adapter of this node, if the pool has no host here yet.
         order: A pickled :class:`Order`.
     """
@@ -266,7 +267,7 @@ class ActorHost:
         body = Pickled(data, buffers)
         if not method:
             self._group = ActorGroup(self._host.core, self._order.name, self._options)
-            call = self._group.first.construction
+            call = self._group.begun[0].construction
             enter_call(call, log, partial(self._host.core.enter, call, body))
         else:
             assert self._group is not None  # noqa: S101 - the construction comes first
@@ -314,5 +315,5 @@ class ActorHost:
         """
         if self._group is None:
             return self._unmade
-        member = self._group.first.member
+        member = self._group.begun[0].member
         return None if member in self._host.core.members else self._group.death
