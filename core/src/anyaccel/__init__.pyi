@@ -36,7 +36,7 @@ from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.declared import label as label
 from anyaccel.inventory.detect import detect as detect
-from anyaccel.inventory.observe import stats as stats
+from anyaccel.inventory.find import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
