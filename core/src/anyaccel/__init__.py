@@ -8,7 +8,7 @@ from anyaccel._faces import face
 from anyaccel._version import __version__
 
 _HOMES = {
-    "anyaccel.cli._notebook": ("load_ipython_extension",),
+    "anyaccel.cli.commands": ("load_ipython_extension",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",

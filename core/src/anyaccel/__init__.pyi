@@ -1,5 +1,5 @@
 from anyaccel._version import __version__ as __version__
-from anyaccel.cli._notebook import load_ipython_extension as load_ipython_extension
+from anyaccel.cli.commands import load_ipython_extension as load_ipython_extension
 from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
