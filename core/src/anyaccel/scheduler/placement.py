@@ -157,14 +157,6 @@ class Layout:
                 mask |= parts
         return mask
 
-    def without_rivals(self) -> Layout:
-        """Return the same machine without conflicts of variables between vendors."""
-        from copy import copy  # with weakref, which no command needs
-
-        twin = copy(self)  # shallow: the rest of a layout never changes
-        twin.rivals = {}
-        return twin
-
     def conflicts(self, spots: Iterable[Spot]) -> list[tuple[str, str, str]]:
         """Return each two vendors of parts of devices that no worker gets together, with the variable of both."""
         vendors = dict.fromkeys(self.devices[spot.position].vendor for spot in spots) if self.rivals else ()
@@ -401,8 +393,8 @@ def place(free: Occupancy, wanted: Sequence[Wanted]) -> Placed | None:
     if not _enough(free, wanted):
         return None
     free = free.copy()  # the search takes and gives back devices
-    # Backtracking: the terms with the least choice first, so that wrong turns end early.
-    order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
+    # Backtracking: terms with the least choice first, so that wrong turns end early; of these, the largest.
+    order = sorted(range(len(wanted)), key=lambda index: (wanted[index].mask.bit_count(), -wanted[index].term.units))
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
@@ -467,11 +459,6 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
         alike = (device.vendor, device.type)
         groups[alike] = groups.get(alike, 0) | 1 << position
     return tuple(group for group in groups.values() if group.bit_count() >= term.count)
-
-
-def _choice(wanted: Wanted) -> tuple[int, int]:
-    """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -wanted.term.units
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
