@@ -157,14 +157,6 @@ class Layout:
                 mask |= parts
         return mask
 
-    def without_rivals(self) -> Layout:
-        """Return the same machine without conflicts of variables between vendors."""
-        from copy import copy  # with weakref, which no command needs
-
-        twin = copy(self)  # shallow: the rest of a layout never changes
-        twin.rivals = {}
-        return twin
-
     def conflicts(self, spots: Iterable[Spot]) -> list[tuple[str, str, str]]:
         """Return each two vendors of parts of devices that no worker gets together, with the variable of both."""
         vendors = dict.fromkeys(self.devices[spot.position].vendor for spot in spots) if self.rivals else ()
@@ -338,18 +330,16 @@ def choose_slots(free: int, count: int, total: int) -> int:
         total: Number of the device's slots.
     """
     sizes = [size for size in range(count, total + 1) if total % size == 0]  # of blocks that tile the device
-    row = (1 << count) - 1
-    best, smallest = 0, total + 1
-    for start in range(0, total, sizes[0]):
-        if free >> start & row == row:
-            whole = [size for size in sizes if _is_free(free, start - start % size, size)]
-            room = max(whole, default=0)
-            if room < smallest:
-                best, smallest = row << start, room
-    if best:
-        return best
-    rows = (row << start for start in range(total - count + 1) if free >> start & row == row)
-    return next(rows, 0) or first(free, count)
+    starts = [start for start in range(total - count + 1) if _is_free(free, start, count)]
+    aligned = [start for start in starts if start % sizes[0] == 0]
+
+    def room(start: int) -> int:
+        """Return the size of the largest free block around a slot; 0 for none."""
+        return max((size for size in sizes if _is_free(free, start - start % size, size)), default=0)
+
+    if not starts:
+        return first(free, count)
+    return (1 << count) - 1 << (min(aligned, key=room) if aligned else starts[0])
 
 
 def _is_free(free: int, start: int, size: int) -> bool:
@@ -403,8 +393,8 @@ def place(free: Occupancy, wanted: Sequence[Wanted]) -> Placed | None:
     if not _enough(free, wanted):
         return None
     free = free.copy()  # the search takes and gives back devices
-    # Backtracking: the terms with the least choice first, so that wrong turns end early.
-    order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
+    # Backtracking: terms with the least choice first, so that wrong turns end early; of these, the largest.
+    order = sorted(range(len(wanted)), key=lambda index: (wanted[index].mask.bit_count(), -wanted[index].term.units))
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
@@ -469,11 +459,6 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
         alike = (device.vendor, device.type)
         groups[alike] = groups.get(alike, 0) | 1 << position
     return tuple(group for group in groups.values() if group.bit_count() >= term.count)
-
-
-def _choice(wanted: Wanted) -> tuple[int, int]:
-    """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -wanted.term.units
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
