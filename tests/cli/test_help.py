@@ -64,7 +64,8 @@ def test_help_without_a_command_lists_all(capsys):
     told = capsys.readouterr().out
     assert all(f"  {command} " in told for command in INSTALLED)
     titles = [line.removesuffix(":") for line in told.splitlines() if line[:1].isupper() and line.endswith(":")]
-    assert [title for title in GROUPS if title in titles] == titles[: len(GROUPS)]
+    groups = [title for title in GROUPS if title in titles]  # without an extra, one of them may have no command
+    assert groups == titles[: len(groups)]
     assert len(COMMANDS) == sum(map(len, GROUPS.values()))
     assert told.count("exit status: 0 done") == 1
 

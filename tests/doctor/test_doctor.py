@@ -50,8 +50,7 @@ def doctor(anyaccel, *arguments, **options):
 
 def found(*arguments, **options):
     return [
-        (each.finding.severity.value, each.finding.reason, each.finding.remedy)
-        for each in diagnose(*arguments, **options)[1]
+        (finding.severity.value, finding.reason, finding.remedy) for _, finding in diagnose(*arguments, **options)[1]
     ]
 
 
@@ -258,4 +257,4 @@ def test_a_machine_that_does_not_exist_is_an_error_not_a_finding(acme, anyaccel)
 
 def test_severities_are_all_ordered(acme, record):
     _, findings = diagnose(record({"health": "unhealthy", "reason": "lost"}))
-    assert [each.finding.severity for each in findings] == [Severity.FAIL, Severity.OK]
+    assert [finding.severity for _, finding in findings] == [Severity.FAIL, Severity.OK]

@@ -3,13 +3,12 @@
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
-from anyaccel.engines.remote.cluster import Cluster, Plan
+from anyaccel.engines.remote.cluster import Answer, Cluster, Plan, Started, make_failure
 from anyaccel.engines.remote.driver import Driver, RemoteActor
-from anyaccel.engines.remote.messages import Answer, Started, make_failure
 from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
 from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import Options
-from anyaccel.pool.engine import PoolSettings, Preparation
+from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.messages import MessageKind, dumps
 from waiting import PATIENCE, until
 
@@ -63,7 +62,7 @@ def answered(value):
 
 
 def driver_on(cluster, **settings):
-    return Driver(cluster, PoolSettings(preparation=Preparation(), **settings))
+    return Driver(cluster, PoolSettings(**settings))
 
 
 def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():

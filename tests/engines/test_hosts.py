@@ -5,12 +5,11 @@ import pickle
 from anyaccel.engines.remote import ActorHost, NodeAdapter, PoolSpec, close_host, host, make_order, run_call
 from anyaccel.engines.remote.cluster import Plan
 from anyaccel.pool import Options, PoolSettings, broker_of, dumps
-from anyaccel.pool.engine import Preparation
 from anyaccel.pool.messages import MessageKind
 from waiting import until
 
 POOL = "pool of this test"
-SPEC = pickle.dumps(PoolSpec(pool=POOL, path=(), settings=PoolSettings(preparation=Preparation(), idle=0)))
+SPEC = pickle.dumps(PoolSpec(pool=POOL, path=(), settings=PoolSettings(idle=0)))
 ORDER = pickle.dumps(make_order("order", Options(), Plan()))
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -433,24 +432,6 @@ def test_the_leases_of_a_machine_are_one_for_all_pools(acme):
     assert broker_of(MACHINE, {}, shared=True) is first
     assert broker_of(MACHINE, None, shared=False) is not first
     assert broker_of("sim:A1:3", None, shared=True) is not first
-
-
-def test_a_private_directory_that_another_process_takes_for_a_leftover_is_made_again(pool, monkeypatch):
-    make, made = tempfile.mkdtemp, []
-
-    def make_and_lose(**options):
-        made.append(make(**options))
-        if len(made) == 1:
-            os.rmdir(made[0])
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
-    monkeypatch.setattr(devices, "_private", private := [])
-    one = pool("A1:1", machine="sim:A1:7", shared=False)  # as no other test has it, whose broker may still be there
-    assert one.submit(abs, -1).result() == 1
-    assert [path for path, _ in private] == made[1:]
-    one.shutdown()
-    devices._remove(*private.pop())
 
 
 def test_an_idle_process_ends_for_a_request_though_a_running_one_will_end_too(pool, shared, tmp_path):

@@ -95,7 +95,7 @@ ERRORS = [
 @pytest.mark.parametrize("form", [messages, plain])
 def test_exceptions_of_python_and_ours_come_as_they_were(error, form):
     error.__notes__ = ["seen"]
-    found = form.loads(form.loads(form.dumps_error(error, "its traceback").data)[0])
+    found = form.loads(form.loads(messages.dumps_error(error, "its traceback", form).data)[0])
     assert (type(found), str(found), found.__notes__) == (type(error), str(error), ["seen"])
     assert [getattr(found, name, None) for name in ("hint", "exit_status")] == [
         getattr(error, name, None) for name in ("hint", "exit_status")

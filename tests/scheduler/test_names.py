@@ -15,7 +15,7 @@ def test_a_name_is_a_resource_a_vendor_or_a_tag_in_any_case():
     layout = Layout(machine(gpus(2), chips(1)), NameRegistry())
     assert named(layout, "gpu", "ACME", "h100") == (0b011,) * 3
     assert named(layout, "TPU") == (0b100,)
-    assert layout.names.spelled("h100") == "H100"
+    assert layout.names.label(Term(names=("h100",))) == "H100"
 
 
 def test_a_known_name_means_no_device_and_is_not_unknown():

@@ -315,12 +315,11 @@ def begin(path, go_on):
 
 
 def test_shutdown_can_cancel_what_has_not_begun_and_nothing_else(pool, tmp_path):
-    """Some that run have told the pool so, and others are quicker than that."""
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
     begun.mkdir()
     pair = pool("A1:2")
     futures = [pair.submit(begin, begun / str(number), go_on) for number in range(5)]
-    until(lambda: len(list(begun.iterdir())) == 2, "two that run")
+    until(lambda: sum(future.running() for future in futures) == 2, "two that run")
     pair.shutdown(wait=False, cancel_futures=True)
     until(lambda: sum(future.cancelled() for future in futures) == 3, "the end of the others")
     time.sleep(0.5)  # as long as it takes to end one that runs by mistake
@@ -348,11 +347,10 @@ def test_shutdown_can_cancel_an_actor_that_waits_and_none_that_lives(pool, tmp_p
     assert runs.result(0) is None
 
 
-def test_what_was_spared_then_can_still_be_cancelled(pool, tmp_path):
-    begun, go_on = tmp_path / "begun", tmp_path / "never"
+def test_what_goes_on_then_can_still_be_cancelled(pool, tmp_path):
     one = pool("A1:1")
-    future = one.submit(begin, begun, go_on)
-    until(begun.exists, "its beginning")
+    future = one.submit(begin, tmp_path / "begun", tmp_path / "never")
+    until(future.running, "its beginning")
     one.shutdown(wait=False, cancel_futures=True)
     assert not future.done()
     assert future.cancel()

@@ -8,8 +8,7 @@ from anyaccel._faces import face
 from anyaccel._version import __version__
 
 _HOMES = {
-    "anyaccel.cli._notebook": ("load_ipython_extension",),
-    "anyaccel.durations": ("Duration",),
+    "anyaccel.cli.commands": ("load_ipython_extension",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",
@@ -47,7 +46,7 @@ _HOMES = {
     "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare", "label"),
     "anyaccel.inventory.detect": ("detect",),
-    "anyaccel.inventory.observe": ("stats",),
+    "anyaccel.inventory.find": ("stats",),
     "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.behalf": ("LeaseOnBehalf", "acquire_on_behalf", "find_on_behalf"),
     "anyaccel.launcher.command": ("run",),
@@ -78,10 +77,10 @@ _HOMES = {
     "anyaccel.scheduler.filters": ("request_devices",),
     "anyaccel.scheduler.topology": ("choose_devices",),
     "anyaccel.pool.actor": ("Actor", "Actors", "Stream"),
-    "anyaccel.pool.call": ("BrokenPoolError", "CallFuture"),
-    "anyaccel.pool.gang": ("GangFuture",),
+    "anyaccel.pool.call": ("BrokenPoolError", "CallFuture", "GangFuture"),
     "anyaccel.pool.pool": ("Pool",),
     "anyaccel.pool.results": ("Results",),
+    "anyaccel.text": ("Duration",),
 }
 _names, __getattr__, __dir__ = face(__name__, _HOMES)
 __all__ = ["__version__", *_names]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers

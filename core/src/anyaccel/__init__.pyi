@@ -1,6 +1,5 @@
 from anyaccel._version import __version__ as __version__
-from anyaccel.cli._notebook import load_ipython_extension as load_ipython_extension
-from anyaccel.durations import Duration as Duration
+from anyaccel.cli.commands import load_ipython_extension as load_ipython_extension
 from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
@@ -37,7 +36,7 @@ from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.declared import label as label
 from anyaccel.inventory.detect import detect as detect
-from anyaccel.inventory.observe import stats as stats
+from anyaccel.inventory.find import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
@@ -80,7 +79,7 @@ from anyaccel.pool.actor import Actors as Actors
 from anyaccel.pool.actor import Stream as Stream
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import CallFuture as CallFuture
-from anyaccel.pool.gang import GangFuture as GangFuture
+from anyaccel.pool.call import GangFuture as GangFuture
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.pool.results import Results as Results
 from anyaccel.scheduler import Demand as Demand
@@ -92,3 +91,4 @@ from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
 from anyaccel.scheduler.filters import request_devices as request_devices
 from anyaccel.scheduler.topology import choose_devices as choose_devices
+from anyaccel.text import Duration as Duration

@@ -73,7 +73,7 @@ def test_a_gang_waits_for_all_its_devices_and_can_be_cancelled(nodes, pool, begu
 def test_shutdown_can_cancel_a_gang_that_waits_and_none_that_runs(nodes, pool, begun):
     busy, idle = pool("A1:2"), pool("A1:2")
     runs = busy.gang(3, fail_at, 5, begun)
-    until(lambda: len(list(begun.iterdir())) == 3, "the first")
+    until(lambda: all(member.running() for member in runs.members), "the first")
     waits = idle.gang(2, place)
     idle.shutdown(cancel_futures=True)
     assert waits.cancelled()

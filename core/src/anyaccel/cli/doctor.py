@@ -16,7 +16,7 @@ from anyaccel.cli.options import name_devices
 from anyaccel.cli.sample import machine_notes
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
-from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
+from anyaccel.inventory.diagnose import ORDER, diagnose
 from anyaccel.launcher.launch import prepare
 from anyaccel.launcher.verdicts import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord, journal
@@ -49,22 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    inventory, of_vendors = diagnose(args.machine, timeout=args.probe_timeout)
+    inventory, found = diagnose(args.machine, timeout=args.probe_timeout)
     of_files = (finding for read in (configuration.machine, configuration.user) for finding in diagnose_file(read))
     of_launches = (*of_files, *diagnose_cgroups(inventory), *diagnose_leases(inventory))
-    found = [*of_vendors, *(Diagnosis(vendor="", finding=finding) for finding in of_launches)]
-    # Failures come last, next to the prompt.
-    found.sort(key=lambda diagnosis: ORDER.index(diagnosis.finding.severity))
-    wrong = [diagnosis for diagnosis in found if diagnosis.finding.severity is not Severity.OK]
+    found += [("", finding) for finding in of_launches]
+    found.sort(key=lambda each: ORDER.index(each[1].severity))
+    wrong = [each for each in found if each[1].severity is not Severity.OK]
     shown = wrong if args.quiet else found
     if args.json:
-        findings = [{"vendor": each.vendor or None, **finding_json(each.finding)} for each in shown]
+        findings = [{"vendor": vendor or None, **finding_json(finding)} for vendor, finding in shown]
         output.print_json("doctor/1", {"machine": inventory.machine, "well": not wrong, "findings": findings})
     else:
         for note in machine_notes(inventory):
             output.say(note)
-        for diagnosis in shown:
-            output.print_folded(line(diagnosis.finding, diagnosis.vendor))
+        for vendor, finding in shown:
+            output.print_folded(line(finding, vendor))
     return 1 if wrong else 0
 
 

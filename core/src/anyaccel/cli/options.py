@@ -70,21 +70,6 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return kind
 
 
-def early_signal(text: str) -> str:
-    """Check a signal to send some time before a time limit, such as USR1@60s.
-
-    Raises:
-        argparse.ArgumentTypeError: When the text is not a signal and a duration.
-    """
-    from anyaccel.launcher.time_limit import EarlySignal
-
-    try:
-        EarlySignal.parse(text)
-    except ValueError as error:
-        raise _refused(str(error)) from None
-    return text
-
-
 def _refused(message: str) -> argparse.ArgumentTypeError:
     import argparse
 
@@ -215,11 +200,10 @@ def add_time(parser: Options, *forms: str, what: str = "the command") -> None:
 
 
 def add_signal(parser: Options) -> None:
-    """Declare the signal that is sent before the time limit."""
+    """Declare the signal that is sent before the time limit; the command reads the text."""
     parser.add_argument(
         "--signal",
         metavar="NAME@DURATION",
-        type=early_signal,
         help="send a signal before the limit, such as USR1@60s, to processes that catch it",
     )
 
@@ -316,9 +300,9 @@ def describe_devices(hold: anyaccel.DeviceLease) -> str:
 
 def time_limit(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> TimeLimit | None:
     """Return the time limit of a command: that of the command line, or of the machine's configuration."""
-    from anyaccel.launcher.time_limit import TimeLimit, check_early
+    from anyaccel.launcher.time_limit import TimeLimit
 
-    return TimeLimit.for_lease(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
+    return TimeLimit.for_lease(hold.lease, args.time, args.grace, args.signal)
 
 
 def _tell_once_of_others() -> None:
@@ -409,7 +393,7 @@ def _find_unknown(request: Request, inventory: Inventory) -> list[str]:
 def name_devices(devices: Iterable[str], inventory: Inventory) -> str:
     """Return the names of devices, given by their keys in the ledger; a device that was not detected keeps its id."""
     from anyaccel.launcher.scope import Scope
-    from anyaccel.ledger.names import without_scope
+    from anyaccel.ledger.entries import without_scope
 
     ids, names = Scope.make(inventory, os.environ).ids, {device.id: device.name for device in inventory.devices}
     return output.device_names(sorted({names[ids[key]] if key in ids else without_scope(key) for key in devices}))

@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     if args.signal is not None:
         from anyaccel.launcher.time_limit import check_early
 
-        check_early(args.signal, args.time)  # an error now, rather than after a wait for devices
+        args.signal = check_early(args.signal, args.time)  # an error now, rather than after a wait for devices
     # An option of an extension, such as --ranks, takes the command over.
     for extension in args.extensions:
         status: int | None = extension.main(args)

@@ -94,26 +94,20 @@ class ForkServer:
         """Return the descriptor that is readable when :meth:`hear` has a message."""
         return self._control.fileno()
 
-    def draw(self) -> int:
-        """Return a number for a new process, never given before; no process is started."""
-        return next(self._numbers)
-
     def spawn(
         self,
-        number: int,
         child: ProcessOwner,
         target: str,
         descriptors: Sequence[int],
         *,
         argument: Any = None,
         alone: bool = False,
-    ) -> None:
-        """Have the server fork a process for a function, and return before the fork.
+    ) -> int:
+        """Have the server fork a process for a function, and return its number before the fork.
 
         If the server cannot fork, the owner's ``ended`` is called with the reason.
 
         Args:
-            number: Number of the process, from :meth:`draw`.
             child: Owner, which is called at the end of the process.
             target: The function, as ``module:name``. Its arguments are the descriptors and ``argument``; the process
                 ends when it returns.
@@ -125,6 +119,7 @@ class ForkServer:
             BrokenPipeError: When the server has died.
             OSError: When there is no descriptor or no memory left.
         """
+        number = next(self._numbers)
         with self.lock:
             if not self.alive:
                 raise BrokenPipeError("the fork server has died")
@@ -132,6 +127,7 @@ class ForkServer:
         self.send_or_drop(
             number, {"spawn": number, "target": target, "argument": argument, "alone": alone}, descriptors
         )
+        return number
 
     def send_or_drop(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a message for a process; upon failure, drop the process without a call of the owner.

@@ -9,6 +9,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.inventory.contested": ("contest",),
         "anyaccel.inventory.current": ("ALLOCATION_VARIABLE",),
         "anyaccel.inventory.declared": ("find_named",),
-        "anyaccel.inventory.record": ("EXPECTED", "write_expected"),
+        "anyaccel.inventory.record": ("EXPECTED", "expect", "write_json"),
     },
 )

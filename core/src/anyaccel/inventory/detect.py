@@ -9,11 +9,10 @@ from anyaccel.vendors import DEADLINE_SECONDS, begin_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
-    from anyaccel.durations import Duration
     from anyaccel.model import Inventory
     from anyaccel.probe.machine import Machine
+    from anyaccel.text import Duration
 
 
 def detect(
@@ -50,13 +49,8 @@ def detect(
     environ = os.environ if environ is None else environ
     begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
     # Imports while the fork server starts.
-    from anyaccel.durations import read_seconds
     from anyaccel.inventory.find import find
+    from anyaccel.text import read_seconds
 
     seconds = read_seconds("timeout", timeout)
     return find(machine, declare=declare, timeout=seconds, environ=environ, everybody=everybody)
-
-
-def survey(inventory: Inventory | None, machine: str | Machine | None = None, **where: Any) -> Inventory:
-    """Return the given inventory, or detect the named machine; see :func:`detect`."""
-    return detect(machine, **where) if inventory is None else inventory

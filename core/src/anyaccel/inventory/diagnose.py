@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.observe import stats
+from anyaccel.inventory.find import stats
 from anyaccel.model import (
     Device,
     Finding,
@@ -15,7 +15,6 @@ from anyaccel.model import (
     Problem,
     Severity,
     Stats,
-    Value,
     VendorReport,
     VendorState,
 )
@@ -31,24 +30,12 @@ ORPHANED_SHARE = 0.05
 ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
 
 
-class Diagnosis(Value):
-    """A finding about a vendor, the machine or the installation.
-
-    Attributes:
-        vendor: Key of the vendor; empty for the machine or the installation.
-        finding: The finding, with the way out.
-    """
-
-    vendor: str
-    finding: Finding
-
-
 def diagnose(
     machine: str | Machine | None = None,
     *,
     timeout: float = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
-) -> tuple[Inventory, tuple[Diagnosis, ...]]:
+) -> tuple[Inventory, list[tuple[str, Finding]]]:
     """Find faults of a machine's accelerators and their software.
 
     The vendors' own diagnosis runs in guarded processes, like detection. On a simulated machine, only the plug-ins
@@ -60,7 +47,7 @@ def diagnose(
         environ: The environment whose variables count; the environment of this process when None.
 
     Returns:
-        The inventory, and the findings: failures, then warnings, then healthy vendors.
+        The inventory, and the findings, failures first, each with the key of its vendor; empty for the installation.
 
     Raises:
         MachineError: When ``machine`` names no machine.
@@ -75,30 +62,32 @@ def diagnose(
     environ = {**where.facts(environ).environ, **environ}
     for report in inventory.vendors:
         own = (*_of_vendor(report, inventory, environ), *_nodes(where, inventory.of_vendor(report.vendor)))
-        found += [Diagnosis(vendor=report.vendor, finding=finding) for finding in own]
+        found += [(report.vendor, finding) for finding in own]
     if not inventory.vendors:
         fix = "install one, for example with 'pip install anyaccel[all]'"
         message = "no plug-in is installed, so nothing was probed"
-        found.append(Diagnosis(vendor="", finding=Finding(severity=Severity.WARN, reason=message, remedy=fix)))
-    found.sort(key=lambda diagnosis: (ORDER.index(diagnosis.finding.severity), diagnosis.vendor))
-    return inventory, tuple(found)
+        found.append(("", Finding(severity=Severity.WARN, reason=message, remedy=fix)))
+    found.sort(key=lambda each: (ORDER.index(each[1].severity), each[0]))
+    return inventory, found
 
 
-def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> list[Diagnosis]:
+def _ask_vendors(
+    machine: Machine, inventory: Inventory, timeout: float, environ: Mapping[str, str]
+) -> list[tuple[str, Finding]]:
     """Return the findings of the working plug-ins."""
     # A plug-in that failed before it gave its identity would repeat the fault.
     working = [each.vendor for each in inventory.vendors if each.resource or each.state is not VendorState.FAILED]
     if not working:
         return []
     answers, problems = ask_hook("diagnose", machine, timeout=timeout, environ=environ, vendors=working)
-    found = [Diagnosis(vendor=source.vendor, finding=each) for source, told in answers.items() for each in told]
-    return found + [_of_problem(problem) for problem in problems if problem.vendor in working]
+    found = [(source.vendor, each) for source, told in answers.items() for each in told]
+    return found + [(problem.vendor, _of_problem(problem)) for problem in problems if problem.vendor in working]
 
 
-def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
+def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> Iterator[tuple[str, Finding]]:
     """Yield findings about memory without a process, and about plug-ins without stats."""
     observed, problems = stats(inventory, timeout=timeout, environ=environ)
-    yield from map(_of_problem, problems)
+    yield from ((problem.vendor, _of_problem(problem)) for problem in problems)
     for device in inventory.devices:
         seen = observed.get(device.id, Stats())
         used, total = seen.memory_used_bytes, device.memory_bytes
@@ -106,21 +95,19 @@ def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -
         if seen.processes == () and used and total and used > total * ORPHANED_SHARE:
             message = f"{device.name} has {used / 2**30:.1f} GiB in use without a visible process"
             fix = "end processes of other users or containers; if there are none, reset the device"
-            finding = Finding(severity=Severity.WARN, reason=message, remedy=fix)
-            yield Diagnosis(vendor=device.vendor, finding=finding)
+            yield device.vendor, Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _of_problem(problem: Problem) -> Diagnosis:
+def _of_problem(problem: Problem) -> Finding:
     origin = " ".join(part for part in (problem.distribution, problem.version) if part) or f"plug-in {problem.vendor}"
     what = f"{problem.hook}: {problem.reason}" if problem.hook else problem.reason
-    finding = Finding(severity=Severity.FAIL, reason=f"{origin}: {what}", remedy=problem.next_step)
-    return Diagnosis(vendor=problem.vendor, finding=finding)
+    return Finding(severity=Severity.FAIL, reason=f"{origin}: {what}", remedy=problem.next_step)
 
 
 def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings of detection about a vendor."""
     if report.problem is not None:
-        yield _of_problem(report.problem).finding
+        yield _of_problem(report.problem)
         return
     masks = tuple(name for name in report.env_vars if name in environ)
     for note in report.notes:

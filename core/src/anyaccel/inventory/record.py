@@ -94,9 +94,9 @@ def record(
     replacements: dict[str, str] = {}
     if not raw:
         recording, replacements = sanitize(recording, collect_private_names() if where.text == HOST else None)
-    size = _write(target, recording)
+    size = write_json(target, recording)
     found = expect(directory, timeout=timeout)  # by a replay, which is what tests will see
-    _write(os.path.join(directory, EXPECTED), found)
+    write_json(os.path.join(directory, EXPECTED), found)
     for vendor, (source, outcome) in answers.items():  # a hook that failed shows in what the replay finds
         if vendor not in recorded and (fault := problem_in(source, outcome, "")):
             problems.append(fault)
@@ -126,38 +126,6 @@ def expect(
     environ = {name: os.environ[name] for name in (ALLOW_VARIABLE, DENY_VARIABLE) if name in os.environ}
     answers, _ = ask("detect", parse_machine(directory), timeout=timeout, environ=environ, vendors=vendors)
     return _expected(answers)
-
-
-def write_expected(directory: str, vendor: str, *, timeout: float = DEADLINE_SECONDS) -> dict[str, Any]:
-    """Update the part of a vendor in ``expected.json``.
-
-    A file that holds the vendor's inventory without the keys around it stays like that, unless detection fails.
-
-    Returns:
-        The result of :func:`expect`.
-
-    Raises:
-        MachineError: When the directory holds no recording.
-        UsageError: When the file cannot be written.
-    """
-    path = os.path.join(directory, EXPECTED)
-    found = expect(directory, timeout=timeout, vendors=[vendor])
-    try:
-        before = read_json(path, "")
-    except MachineError:
-        before = found
-    content: Any = found
-    if isinstance(before, dict) and "vendors" in before:
-        content = {"schema": SCHEMA} | {part: _others(before.get(part), vendor) | found[part] for part in PARTS}
-    elif vendor in found["vendors"]:
-        content = found["vendors"][vendor]
-    _write(path, content)
-    return found
-
-
-def _others(part: Any, vendor: str) -> dict[str, Any]:
-    """Return the other vendors' entries of a part of ``expected.json``."""
-    return {name: said for name, said in part.items() if name != vendor} if isinstance(part, dict) else {}
 
 
 def verify(directory: str, *, timeout: float = DEADLINE_SECONDS) -> tuple[str, ...]:
@@ -251,7 +219,12 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], replacem
     )
 
 
-def _write(path: str, data: Any) -> int:
+def write_json(path: str, data: Any) -> int:
+    """Write JSON data to a file, and make its directory when missing; return the size in bytes.
+
+    Raises:
+        UsageError: When the file cannot be written.
+    """
     whole = json.loads(json.dumps(data, ensure_ascii=False).encode(errors="replace"))  # halves of characters become "?"
     text = json.dumps(whole, indent=1) + "\n"
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import LeaseNotFoundError, UsageError
-from anyaccel.inventory.detect import survey
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest
 from anyaccel.launcher.launch import AcquireOptions, check_options
 from anyaccel.launcher.open_lease import Handover, plan_handover
@@ -160,7 +160,7 @@ def acquire_on_behalf(
     environ = os.environ if given is None else given
     names = "machine", "declare", "timeout"
     where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-    inventory = survey(options.get("inventory"), environ=environ, **where)
+    inventory = options.get("inventory") or detect(environ=environ, **where)
     for lease in find_on_behalf(inventory, environ):
         if lease.key == key:
             if (handover := lease.plan_handover()) is not None:

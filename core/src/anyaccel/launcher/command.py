@@ -8,16 +8,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
 from anyaccel.launcher.launch import RunOptions, TakeOptions, check_options
 from anyaccel.launcher.start import make_start_error
-from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, describe_timeout
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, describe_timeout, print_line
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
+from anyaccel.text import Duration, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT = 60.0
 """Seconds between two looks at the clock: the machine may sleep meanwhile."""
-_PRINT_SECONDS = 1.0
-"""How long a line on standard error may take before the command goes on."""
 
 
 class Completed(subprocess.CompletedProcess[Any]):
@@ -236,15 +234,9 @@ class _TimedEnd:
 
         Return early if :meth:`finish` is called before the limit; later the teardown goes on to its end.
         """
-        countdown = Countdown(limit, self._mark, self._print_soon)
+        countdown = Countdown(limit, self._mark, print_line)
         while left := countdown.step():
             if self._exited.wait(min(left, _LONGEST_WAIT)):
                 return
         self.timed_out = True
         Teardown(combine_finds(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
-
-    def _print_soon(self, text: str) -> None:
-        """Print a line on standard error in a thread, and wait ``_PRINT_SECONDS`` at most, as on a stopped terminal."""
-        printing = threading.Thread(target=print_error, args=[text], name="anyaccel-time", daemon=True)
-        printing.start()
-        printing.join(_PRINT_SECONDS)

@@ -8,7 +8,6 @@ from time import monotonic
 from types import TracebackType
 
 from anyaccel._typing import TypeVar
-from anyaccel.durations import read_seconds
 from anyaccel.errors import (
     AnyaccelError,
     DeadlockError,
@@ -18,7 +17,7 @@ from anyaccel.errors import (
     NotFreeError,
     UsageError,
 )
-from anyaccel.inventory.detect import survey
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
 from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
@@ -28,7 +27,7 @@ from anyaccel.model import NOTHING, Allocation, Device, Extent, Request, Stats, 
 from anyaccel.model.request import share_table
 from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
-from anyaccel.text import printable
+from anyaccel.text import printable, read_seconds
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
@@ -345,7 +344,7 @@ class LeaseRequest(LedgerRequest):
             raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-        inventory = survey(options.get("inventory"), environ=environ, **where)
+        inventory = options.get("inventory") or detect(environ=environ, **where)
         super().__init__(inventory, request, environ, seconds=time, confined=self._confined, mark=mark)
         self._attempt: Acquisition | None = None
         self.made: OpenLease | None = None
@@ -423,7 +422,7 @@ class LeaseRequest(LedgerRequest):
         """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet, and no line is entered.
 
         Raises:
-            UsageError, LimitError, ConfigurationError: As for :meth:`anyaccel.ledger.Ledger.begin`.
+            UsageError: As for :meth:`anyaccel.ledger.Ledger.begin`.
         """
         self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
         return self._attempt
@@ -525,7 +524,7 @@ class LeaseRequest(LedgerRequest):
             return leased
         # The ledger asks again after each change on the machine.
         if monotonic() - self._observed[0] > FRESH_SECONDS:
-            from anyaccel.inventory.observe import stats
+            from anyaccel.inventory.find import stats
 
             observed, _ = stats(self.inventory, environ=self.environ)
             self._observed = monotonic(), observed

@@ -11,9 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel._typing import TypedDict
-from anyaccel.durations import Duration
 from anyaccel.errors import EnforcementError, UnknownOptionError, UsageError
-from anyaccel.inventory.detect import survey
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import (
     MEMORY_VARIABLES,
     WorkerEnvironment,
@@ -26,7 +25,7 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import Scheduler, parse_request
-from anyaccel.text import shown, size, suggest
+from anyaccel.text import Duration, shown, size, suggest
 from anyaccel.vendors import DEADLINE_SECONDS, KnownNames, validate
 from anyaccel.vendors import close as close_vendors
 
@@ -430,7 +429,7 @@ def prepare(
     """
     check_options("prepare", options, StartOptions.__annotations__, prepare.__kwdefaults__)
     wanted = parse_request(request)
-    inventory = survey(inventory, machine=machine, declare=declare, environ=environ, timeout=timeout)
+    inventory = inventory or detect(machine, declare=declare, environ=environ, timeout=timeout)
     allocation = Scheduler(inventory, validate, KnownNames()).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
 

@@ -49,8 +49,6 @@ NAME = "anyaccel-mon"
 
 _STATUS, _ERROR = 3, 4
 """Descriptors of the pipe with the exit status, and of the command's standard error."""
-_PRINT_SECONDS = 1
-"""Time for a line on standard error."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 2.0
 """Pause between two looks at a lease without a visible process, such as one in quarantine."""
@@ -339,12 +337,9 @@ class _LeaseWatch:
             self._ledger.end_lease(self._lease, grace=limit.grace, force=True)
 
     def _print(self, text: str) -> None:
-        """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``; ignore errors."""
+        """Print a line on the command's standard error, if open; see :func:`print_line`."""
         if self._error >= 0:
-            poll = select.poll()
-            poll.register(self._error, select.POLLOUT)
-            if poll.poll(_PRINT_SECONDS * 1000):  # a terminal that is stopped takes none
-                print_line(text, self._error)
+            print_line(text, self._error)
 
     def _close_error(self) -> None:
         """Close the command's standard error, unless closed already."""
@@ -447,7 +442,7 @@ class Sampler:
             The exit status: 1, without an answer, if the vendors report problems alone; else 0, also if no device was
             observed.
         """
-        from anyaccel.inventory.observe import stats
+        from anyaccel.inventory.find import stats
 
         signal.alarm(LIMIT_SECONDS)
         observed, problems = stats(self._inventory)

@@ -329,8 +329,7 @@ def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
     """
     found = {os.path.realpath(path) for path in paths} | set(find_nodes(DEVICES, nodes))
     mounts = list(_read_mounts())
-    aliases = {alias for path in found for alias in _find_aliases(path, mounts)}
-    return found | aliases | {twin for path in found for twin in _find_twins(path, mounts)}
+    return found | {name for path in found for name in _find_other_names(path, mounts)}
 
 
 def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
@@ -434,36 +433,26 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _find_aliases(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Yield the names of a file through each mount of its file system, its own name included.
+def _find_other_names(path: str, mounts: Sequence[MountPoint]) -> Iterator[str]:
+    """Yield the other names of a file, and of the directories on which the mounts above it stand, without its own.
 
-    Nothing if no mount holds the file, as in a chroot. The file need not exist.
-    """
-    holding = [mount for mount in mounts if _relative(path, mount.point) is not None]
-    if not holding:  # in a chroot, the root directory need not be a mount
-        return
-    mount = max(reversed(holding), key=lambda mount: len(mount.point))  # the last mount at a point covers the others
-    inside = os.path.normpath(f"{mount.root}/{_relative(path, mount.point)}")
-    for other in mounts:
-        rest = _relative(inside, other.root) if other.number == mount.number else None
-        if rest is not None:
-            yield os.path.normpath(f"{other.point}/{rest}")
-
-
-def _find_twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Yield the other names of the directories on which the mounts above a file stand.
-
-    Such a directory belongs to the file system around the mount. Another mount of that file system shows the directory
-    under another name. The file cannot be reached by that name, but Landlock permits access below the mount if it
-    permits access below the name. Further mounts of the mounted file system itself are left to :func:`_find_aliases`.
+    Another mount of a file system shows the file under another name. The directory on which a mount stands belongs to
+    the file system around the mount, which may be mounted elsewhere, too. The file cannot be reached by that name of
+    the directory, but Landlock permits access below the mount if it permits access below the name.
 
     Args:
-        path: Absolute path of the file.
-        mounts: The table of mounts.
+        path: Absolute path of the file, which need not exist.
+        mounts: The table of mounts. Without one that holds the file, as in a chroot, nothing is yielded.
     """
-    for point in {mount.point for mount in mounts if _relative(path, mount.point)}:
-        under = [mount for mount in mounts if _relative(mount.point, point) is None]
-        yield from (twin for twin in _find_aliases(point, under) if twin != point)
+    while holding := [mount for mount in mounts if _relative(path, mount.point) is not None]:
+        # The last mount at a point covers the others.
+        mount = max(reversed(holding), key=lambda mount: len(mount.point))
+        inside = os.path.normpath(f"{mount.root}/{_relative(path, mount.point)}")
+        for other in mounts:
+            rest = _relative(inside, other.root) if other.number == mount.number else None
+            if rest is not None and (name := os.path.normpath(f"{other.point}/{rest}")) != path:
+                yield name
+        path, mounts = mount.point, [each for each in mounts if _relative(each.point, mount.point) is None]
 
 
 def _relative(path: str, directory: str) -> str | None:

@@ -11,8 +11,8 @@ from anyaccel._typing import TypeVar
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.ledger import LeaseRecord, Want
+from anyaccel.ledger.entries import device_name, vendor_and_id
 from anyaccel.ledger.lease import DeviceLock
-from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
     DIVIDED,
     NOTHING,
@@ -42,7 +42,7 @@ _CACHE_SIZE = 64
 class Scope(Value):
     """The ledger's names of the devices of a machine.
 
-    A device of this host is named by vendor and id, as :func:`anyaccel.ledger.names.device_name` does. Devices of a
+    A device of this host is named by vendor and id, as :func:`anyaccel.ledger.entries.device_name` does. Devices of a
     recorded or simulated machine have names of their own. A worker with a lease sees its part of each device as a
     machine of its own. A device that lists the physical parts that it occupies is named by them, since another
     process may see the same parts as another device.
@@ -151,19 +151,18 @@ class Scope(Value):
         is no longer listed keeps its names and its fraction of a whole device.
         """
         held: dict[str, Extent] = {}
-        lost: dict[str, Device] = {}
+        devices: dict[str, Device] = {}
         for grant in grants:
             for share in grant.shares:
                 held[share.device.id] = held.get(share.device.id, NOTHING).joined(extent_of(share))
-                if share.device.id not in self.names:
-                    lost[share.device.id] = share.device
+                devices[share.device.id] = share.device
         found: dict[str, Extent] = {}
         for each in held if self.wholes else ():
             found |= dict.fromkeys(self.wholes.get(each, ()), DIVIDED)
         for each, extent in held.items():
             # Rounded up: two shares whose sum exceeds a device must never both fit.
             part = Extent(-(-extent.units * UNITS_PER_DEVICE // self.units.get(each, UNITS_PER_DEVICE)), extent.slots)
-            found |= dict.fromkeys(_names(lost[each], self.prefix) if each in lost else self.names[each], part)
+            found |= dict.fromkeys(self.names.get(each) or _names(devices[each], self.prefix), part)
         return found
 
     def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
@@ -17,7 +15,7 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits
 from anyaccel.ledger import LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux.fork import renew_in_child
 from anyaccel.model import NOTHING, Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from anyaccel.launcher.launch import AcquireOptions
     from anyaccel.ledger import Lease
     from anyaccel.model import Request
+    from anyaccel.scheduler.books import HeldAllocation
 
 _LAST = 1 << 62
 
@@ -101,6 +100,25 @@ class SharedScheduler(Scheduler):
         own = self._held | {key: opened.allocation for key, opened in tuple(self._leases.items())}
         return tuple(own.get(each.id, each) for each in self._read_leases()[1].holders(device_id))
 
+    def _read_leases(self, time: float | None = None) -> tuple[ActiveLeases, Books]:
+        """Read the active leases, and make books with all leases and the parts that :meth:`occupy` counts.
+
+        Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
+
+        Raises:
+            LedgerError: If the ledger cannot be read.
+        """
+        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
+        books = Books(self.inventory, validate, self._names, machine="", lock=self._lock)
+        books.list_holders = held.list_holders
+        scope = Scope.make(self.inventory, self._environ)
+        for key, entry in tuple(self._own.held.items()):
+            # By the ledger's names, which a device keeps that is lost or was divided.
+            books.occupy(scope.to_devices(scope.to_ledger(entry.allocation.grants)), key, entry.note)
+        for lease, devices in held.devices.items():
+            books.occupy(devices, lease, "")
+        return held, books
+
     # Leases, with the lock held
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
@@ -139,25 +157,6 @@ class SharedScheduler(Scheduler):
                 self._stop_wait(ticket.number)
                 settled.append(ticket)
         return settled
-
-    def _read_leases(self, time: float | None = None) -> tuple[ActiveLeases, Books]:
-        """Read the active leases, and make books with all leases and the parts that :meth:`occupy` counts.
-
-        Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
-
-        Raises:
-            LedgerError: If the ledger cannot be read.
-        """
-        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
-        books = Books(self.inventory, validate, self._names, machine="", lock=self._lock)
-        books.list_holders = held.list_holders
-        scope = Scope.make(self.inventory, self._environ)
-        for key, entry in tuple(self._own.held.items()):
-            # By the ledger's names, which a device keeps that is lost or was divided.
-            books.occupy(scope.to_devices(scope.to_ledger(entry.allocation.grants)), key, entry.note)
-        for lease, devices in held.devices.items():
-            books.occupy(devices, lease, "")
-        return held, books
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return the queue policy's view of a request, with the time limit.
@@ -222,15 +221,7 @@ class SharedScheduler(Scheduler):
             "note": note,
             "wait": 0 if wait is None else None,
         }
-        return _SharedRequest(plan.request, options, self._add_occupied, wait)
-
-    def _add_occupied(self, taken: Mapping[str, Extent], scope: Scope) -> Mapping[str, Extent]:
-        """Return the taken extents by the ledger's names, with the parts counted by :meth:`occupy`."""
-        both = dict(taken)
-        for entry in tuple(self._own.held.values()):
-            for name, extent in scope.to_ledger(entry.allocation.grants).items():
-                both[name] = both.get(name, NOTHING).joined(extent)
-        return both
+        return _SharedRequest(plan.request, options, self._own.held, wait)
 
     def _take(self, opened: OpenLease) -> Allocation:
         """Keep a new lease, mark this process for good, and begin the journal entry. Returns the allocation.
@@ -346,7 +337,7 @@ class _SharedRequest(LeaseRequest):
     Args:
         request: The request.
         options: As for :class:`LeaseRequest`.
-        add_occupied: Adds the parts that the scheduler counts to the taken extents, by the ledger's names.
+        occupied: The allocations that :meth:`SharedScheduler.occupy` counts, by id.
         wait: The wait in the machine's queue; None for a request that does not wait.
     """
 
@@ -354,7 +345,7 @@ class _SharedRequest(LeaseRequest):
         self,
         request: Request,
         options: AcquireOptions,
-        add_occupied: Callable[[Mapping[str, Extent], Scope], Mapping[str, Extent]],
+        occupied: Mapping[str, HeldAllocation],
         wait: _QueuedRequest | None,
     ) -> None:
         if wait is not None:
@@ -362,11 +353,15 @@ class _SharedRequest(LeaseRequest):
         super().__init__(request, marks.draw_for_process, options, place=None if wait is None else wait.place)
         if wait is not None:
             self.began = wait.began
-        self._add_occupied = add_occupied
+        self._occupied = occupied
 
     def find_taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
         """Return the taken part of each device like the base class, with the parts that the scheduler counts."""
-        return super().find_taken(self._add_occupied(taken, self.scope))
+        both = dict(taken)
+        for entry in tuple(self._occupied.values()):
+            for name, extent in self.scope.to_ledger(entry.allocation.grants).items():
+                both[name] = both.get(name, NOTHING).joined(extent)
+        return super().find_taken(both)
 
     def open_lease(self, lease: Lease | None) -> OpenLease:
         """Make the open lease, without a start plan: no process is started here."""
@@ -404,8 +399,7 @@ class _QueuedRequest:
         Raises:
             RuntimeError: If the process is exiting, or no thread can be started.
         """
-        with _starting:
-            loop = _start_loop()
+        loop = _start_loop()
         self.stop()
         self._wait = asyncio.run_coroutine_threadsafe(self._run_in_turn(run), loop)
 
@@ -421,50 +415,25 @@ class _QueuedRequest:
 
 
 _starting = renew_in_child(threading.Lock())
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""The loop of each process: a forked child keeps that of its parent, which the end of the object would close."""
 
 
-@cache
 def _start_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop for the waiting requests of this process.
+    """Return the event loop for the waiting requests of this process; the first call starts the loop's thread.
 
-    The first call of a process, or of a forked child, starts the loop's thread, and has it ended at the exit.
+    The thread ends with the process, and the requests leave the machine's queue then.
 
     Raises:
         RuntimeError: If no thread can be started; a later call tries again.
     """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True)
-    try:
-        thread.start()
-    except BaseException:
-        loop.close()
-        raise
-    atexit.register(_leave_queue, loop, thread)  # which also keeps a forked child from closing the loop of its parent
-    return loop
-
-
-tidy_in_child(_start_loop.cache_clear)
-
-
-def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Cancel all waits, wait for their ends, then end the thread and close its loop, when the process exits.
-
-    Gives up after 5 s: then the thread goes on, and the loop stays open. Does nothing in a forked child, which has no
-    such thread.
-    """
-    if not thread.is_alive():  # in a forked child
-        return
-
-    async def leave() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    try:
-        asyncio.run_coroutine_threadsafe(leave(), loop).result(timeout=5)
-    except TimeoutError:
-        return
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with _starting:
+        if os.getpid() not in _loops:
+            loop = asyncio.new_event_loop()
+            try:
+                threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True).start()
+            except BaseException:
+                loop.close()
+                raise
+            _loops[os.getpid()] = loop
+        return _loops[os.getpid()]

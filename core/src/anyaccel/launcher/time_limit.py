@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 from collections.abc import Callable
 
 from anyaccel.errors import UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 STATUS = 124
 """Exit status after a time limit; that of timeout(1)."""
+_PRINT_SECONDS = 1
 _NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -236,7 +238,10 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
 def print_line(text: str, descriptor: int = 2) -> None:
     """Write a line with the prefix ``anyaccel:`` to a descriptor, by default standard error; errors are ignored.
 
-    The call may block, as on a stopped terminal.
+    A descriptor that takes nothing for a second, such as a stopped terminal, gets no line.
     """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
     with contextlib.suppress(OSError):
-        os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
+        if poll.poll(_PRINT_SECONDS * 1000):
+            os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))

@@ -8,9 +8,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, UsageError
-from anyaccel.inventory.detect import survey
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
 from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger
@@ -29,7 +28,7 @@ from anyaccel.model import (
     slot_mask,
 )
 from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
-from anyaccel.text import LONGEST_DURATION, clock, span
+from anyaccel.text import LONGEST_DURATION, Duration, clock, read_seconds, span
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
@@ -86,7 +85,7 @@ def why(
         GPU:3 can never fit: this machine has 2 GPU (2 H100).
     """
     environ = os.environ if environ is None else environ
-    inventory = survey(inventory, environ=environ, **where)
+    inventory = inventory or detect(environ=environ, **where)
     seconds = read_seconds("time", time, positive=True)
     asked = LedgerRequest(inventory, parse_request(request), environ, seconds=seconds)
     verdict = judge(asked, Ledger.open(environ), priority)

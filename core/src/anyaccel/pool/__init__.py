@@ -7,9 +7,8 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.pool.actor": ("Actor", "Actors"),
         "anyaccel.pool.dispatcher": ("PROCESSORS", "Broker", "LocalEngine", "broker_of"),
-        "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
+        "anyaccel.pool.call": ("BrokenPoolError", "Call", "GangFuture", "Options", "make_ranked_call"),
         "anyaccel.pool.engine": ("Engine", "PoolSettings", "find_engine"),
-        "anyaccel.pool.gang": ("GangFuture", "make_ranked_call"),
         "anyaccel.pool.devices": ("CPU",),
         "anyaccel.pool.messages": ("Pickled", "dumps", "loads"),
         "anyaccel.pool.pool": ("Pool",),

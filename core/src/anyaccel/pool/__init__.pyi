@@ -2,7 +2,9 @@ from anyaccel.pool.actor import Actor as Actor
 from anyaccel.pool.actor import Actors as Actors
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import Call as Call
+from anyaccel.pool.call import GangFuture as GangFuture
 from anyaccel.pool.call import Options as Options
+from anyaccel.pool.call import make_ranked_call as make_ranked_call
 from anyaccel.pool.devices import CPU as CPU
 from anyaccel.pool.dispatcher import PROCESSORS as PROCESSORS
 from anyaccel.pool.dispatcher import Broker as Broker
@@ -11,8 +13,6 @@ from anyaccel.pool.dispatcher import broker_of as broker_of
 from anyaccel.pool.engine import Engine as Engine
 from anyaccel.pool.engine import PoolSettings as PoolSettings
 from anyaccel.pool.engine import find_engine as find_engine
-from anyaccel.pool.gang import GangFuture as GangFuture
-from anyaccel.pool.gang import make_ranked_call as make_ranked_call
 from anyaccel.pool.messages import Pickled as Pickled
 from anyaccel.pool.messages import dumps as dumps
 from anyaccel.pool.messages import loads as loads

@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, has_result
 from anyaccel.pool.messages import MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, cancel_all, check_batch, read_end
+from anyaccel.text import Duration
 
 if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
@@ -58,7 +58,7 @@ class ActorGroup:
         pipelined: Whether calls may be sent while others run, because no other worker could run them.
         queue: Method calls that wait.
         actors: The actors that live, or are being constructed.
-        first: The actor that was made first.
+        begun: The actors that were made first, without replacements.
         closed: Whether no more calls are taken; set by :meth:`close` and :meth:`stop` at once.
         closing: Whether the processes exit after the queued calls; set in the reactor's thread, behind the notes of the
             calls that were made before: a worker without calls may be about to get these.
@@ -78,15 +78,14 @@ class ActorGroup:
         self.death: WorkerError | None = None
         self._size = size or 1
         self._work: Pickled | tuple[Any, ...] = ()
-        self.first = ActorState(self)
-        self.actors = [self.first, *(ActorState(self) for _ in range(self._size - 1))]
-        self._begun = tuple(self.actors)
+        self.actors = [ActorState(self) for _ in range(self._size)]
+        self.begun = tuple(self.actors)
         if size is None:
-            self.ready = self.first.construction.future
+            self.ready = self.begun[0].construction.future
         else:
             self.ready = AwaitableFuture()
             self.ready.set_running_or_notify_cancel()
-            for state in self._begun:
+            for state in self.begun:
                 state.construction.future.add_done_callback(self._on_made)
 
     def begin(self, work: Pickled | tuple[Any, ...]) -> None:
@@ -102,7 +101,7 @@ class ActorGroup:
         """
         self._work = work
         self.core.groups.add(self)
-        for state in self._begun:
+        for state in self.begun:
             self.core.enter(state.construction, work)
 
     # Calls
@@ -181,7 +180,7 @@ class ActorGroup:
     def put_back(self, calls: list[Call]) -> None:
         """Put calls back in front of the queue, in the given order; no worker takes them now.
 
-        The caller reports the death of their actor next, by :meth:`ActorState.on_gone`.
+        The caller reports the end of their actor next, by :meth:`ActorState.on_gone`.
         """
         self.queue.extendleft(reversed(calls))
 
@@ -250,13 +249,13 @@ class ActorGroup:
     def on_actor_gone(self, state: ActorState, death: WorkerError) -> None:
         """Remove a dead actor; construct missing actors if calls wait. No effect the second time.
 
-        A single actor, and one whose construction has failed, makes the group smaller for good. If no actor is left and
-        none may be made, the group is dead and its queued calls fail.
+        A single actor, and one that was never made, makes the group smaller for good. If no actor is left and none may
+        be made, the group is dead and its queued calls fail.
         """
         if state not in self.actors:
             return
         self.actors.remove(state)
-        if self.pipelined or state.get_failure() is not None:
+        if self.pipelined or not has_result(state.construction.future):
             self._size -= 1
         self._replace()
         if self._size <= 0 and not self.actors:
@@ -286,13 +285,13 @@ class ActorGroup:
 
         The outcome is the exception of the first failed actor by position, if any, else the process ids.
         """
-        if not all(state.construction.future.done() for state in self._begun):
+        if not all(state.construction.future.done() for state in self.begun):
             return
-        failure = next(filter(None, (state.get_failure() for state in self._begun)), None)
+        failure = next(filter(None, (state.get_failure() for state in self.begun)), None)
         if failure is not None:
             self.ready.set_exception(failure)
         else:
-            self.ready.set_result([state.construction.future.result() for state in self._begun])
+            self.ready.set_result([state.construction.future.result() for state in self.begun])
 
 
 class ActorState:
@@ -303,13 +302,11 @@ class ActorState:
         member: Its worker, once there is one: a class of the engine with ``accepts``, ``running``, ``ending``,
             ``pull``, ``shut_down``, ``stop``.
         construction: The call that makes the object.
-        death: Why it is dead, or None.
     """
 
     def __init__(self, group: ActorGroup) -> None:
         self.group = group
         self.member: Any = None
-        self.death: WorkerError | None = None
         self.construction = Call(group.name, Options(needs=group.options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
@@ -323,24 +320,14 @@ class ActorState:
         future = self.construction.future
         return BrokenWorkerError("its construction was cancelled") if future.cancelled() else future.exception()
 
-    def set_death(self, death: WorkerError) -> None:
-        """Record why it is dead, for a single actor also in the group; the first reason counts.
-
-        The queued calls wait for :meth:`on_gone`.
-        """
-        self.death = self.death or death
-        if self.group.pipelined:
-            self.group.death = self.group.death or death
-
     def on_gone(self, death: WorkerError) -> None:
-        """Fail the construction, and remove the actor from the group, because the worker has gone.
+        """Remove the actor from the group, and fail the construction, because the worker has gone.
 
-        Calls that the worker was given are left to the engine. The first recorded death stays the reason for the queued
-        calls. No effect on a construction with an outcome.
+        Calls that the worker was given are left to the engine. No effect on a construction with an outcome, and none on
+        the group the second time.
         """
-        self.set_death(death)
+        self.group.on_actor_gone(self, death)
         self.construction.fail(death)
-        self.group.on_actor_gone(self, self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
         """Remove the actor from its group if the construction has failed; it is not replaced.
@@ -375,14 +362,12 @@ class Stream(Results[T]):
 
     Args:
         group: The actor that has the :class:`YieldedItems`.
-        grace: Seconds between SIGTERM and SIGKILL of its process.
         owner: The pool, which must live as long as the stream.
     """
 
-    def __init__(self, group: ActorGroup, grace: float, owner: object) -> None:
+    def __init__(self, group: ActorGroup, owner: object) -> None:
         super().__init__()
         self._group = group
-        self._grace = grace
         self._owner = owner
         for _ in range(group.options.ahead):
             self._take()
@@ -417,10 +402,10 @@ class Stream(Results[T]):
 
     def _make_canceller(self) -> Callable[[], None]:
         """Return a function that ends the stream's function, without a reference to the stream."""
-        return partial(_end_stream, self._group, self._futures, self._grace)
+        return partial(_end_stream, self._group, self._futures)
 
 
-def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
+def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]]) -> None:
     """End the function of a stream left before the end.
 
     Returns at once. The ``takes`` are cancelled first. If the construction is not over, only the construction is
@@ -430,7 +415,6 @@ def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: fl
     Args:
         group: The actor of the stream.
         takes: The futures of requested items, which are cancelled and removed.
-        grace: Seconds between SIGTERM and SIGKILL.
     """
     cancel_all(takes)
     runs = any(not take.done() for take in takes)
@@ -438,7 +422,7 @@ def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: fl
     if not group.ready.done() and group.ready.cancel():
         return
     if runs:
-        group.stop(grace)
+        group.stop(group.core.settings.grace)
     elif not group.closed:
         with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
             group.call("end", (), {})
@@ -670,4 +654,4 @@ class Actors(Actor[T]):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, end, plain=self._group.core.settings.preparation.plain)
+        return MapResults(batches, end, plain=self._group.core.settings.plain)

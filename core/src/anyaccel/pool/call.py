@@ -1,13 +1,14 @@
-"""Calls, and the futures of their results."""
+"""Calls, the futures of their results, and gangs: calls that run together, one on each of several machines."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError
 from concurrent.futures._base import CANCELLED, PENDING, RUNNING
 from functools import partial
@@ -15,15 +16,13 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
-from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
-from anyaccel.pool.reactor import allow_forks, reactor, run_guarded
+from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
+from anyaccel.text import Duration, read_seconds
 
 if TYPE_CHECKING:
-    from anyaccel.pool.reactor import Timer
     from anyaccel.scheduler import Verdict
 
 
@@ -33,8 +32,6 @@ AHEAD = 16
 """Default number of items that a stream is prefetched."""
 
 _numbers = count(1)
-_first = 0
-"""Calls with lower numbers belong to the process that this one was forked from."""
 
 
 class BrokenPoolError(WorkerError, BrokenExecutor):
@@ -262,18 +259,14 @@ class CallFuture(AwaitableFuture[T]):
         """Drop the reference to the call, which is over."""
         self._call = None
 
-    def notify_cancelled(self) -> None:
-        """Report the cancellation to waiters in ``concurrent.futures.wait`` and ``as_completed``.
-
-        No effect the second time, or on a call that was not cancelled.
-        """
-        if self._state == CANCELLED:
-            self.set_running_or_notify_cancel()
-
 
 def _on_cancelled(call: Call) -> None:
-    """Report a cancellation to the waiters, and call the call's ``on_cancel``; runs in the reactor's thread."""
-    call.future.notify_cancelled()
+    """Report a cancellation to ``concurrent.futures.wait`` and ``as_completed``, the first time, and to the engine.
+
+    Runs in the reactor's thread.
+    """
+    if call.future._state == CANCELLED:  # noqa: SLF001 - not yet CANCELLED_AND_NOTIFIED
+        call.future.set_running_or_notify_cancel()
     call.on_cancel(call)
 
 
@@ -291,16 +284,10 @@ class Call:
         waits: Explains what devices it waits for; None if it needs none, or has them.
         sent: Whether it was sent to a process, which may have started it, and on a cluster is known to run it.
         log: File for its output; None for the pool's.
-        relay: Receives the answer unread, if set.
         tries: Number of times that it was run and lost.
         timer: Timer of its time limit.
         future: Its future.
     """
-
-    __slots__ = (
-        "actor", "body", "future", "kind", "log", "name", "number", "on_cancel", "options", "relay", "sent", "timer",
-        "tries", "waits",
-    )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Call], None]) -> None:
         self.name = name
@@ -308,20 +295,20 @@ class Call:
         self.on_cancel = on_cancel
         self.body: Pickled | None = None
         self.number = next(_numbers)
+        self._process = os.getpid()
         self.kind = MessageKind.CALL
         self.actor: Any = None
         self.waits: Callable[[], Verdict] | None = None
         self.sent = False
         self.log: str | None = None
-        self.relay: Callable[[Message], None] | None = None
         self.tries = 0
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
         self.future: CallFuture[Any] = CallFuture(self)
 
     @property
     def foreign(self) -> bool:
         """Whether it belongs to the parent of this process, whose channels must not be touched."""
-        return self.number < _first
+        return self._process != os.getpid()
 
     @property
     def may_be_retried(self) -> bool:
@@ -335,8 +322,8 @@ class Call:
 
     def reset(self) -> None:
         """Count the call as not sent, and cancel its timer: the time limit starts anew with the next worker."""
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
+        self.timer = NO_TIMER
         self.sent = False
 
     def is_pending(self) -> bool:
@@ -356,8 +343,7 @@ class Call:
 
         A call with an outcome, or a cancelled call, keeps its state.
         """
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         with contextlib.suppress(InvalidStateError):
             setter(outcome)
         self.future.release_call()
@@ -378,16 +364,13 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
     """Set the outcome of a call from the answer of its worker; in the reactor's thread, which gets no signals.
 
     An answer that cannot be read fails the call with a :class:`RemoteError`; any other kind of message than a result is
-    read as an exception. A call with a ``relay`` gets no outcome here: the relay gets the message unread.
+    read as an exception.
 
     Args:
         call: The call.
         message: The answer.
         plain: Whether the answer is read as plain data; see :mod:`anyaccel.pool.plain`.
     """
-    if call.relay is not None:
-        call.relay(message)
-        return
     try:
         if message.kind != MessageKind.RESULT:
             call.fail(read_exception(message, plain=plain))
@@ -446,7 +429,8 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
             if not plain:
                 summary = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
     shown = made if isinstance(made, BaseException) else RemoteError(summary)
-    shown.__cause__ = RemoteTraceback(text)
+    if text:
+        shown.__cause__ = RemoteTraceback(text)
     return shown
 
 
@@ -458,8 +442,130 @@ def get_call_name(function: Any) -> str:
     return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__
 
 
-@tidy_in_child
-def _disown_calls() -> None:
-    """Mark all calls so far as the parent's, in a forked child."""
-    global _first  # noqa: PLW0603 - there is one process
-    _first = next(_numbers)
+class GangFuture(AwaitableFuture[list[T]]):
+    """The future of the results of all calls of a gang, by rank.
+
+    Its exception is that of the first call that failed; the others are ended then. It can be cancelled while they run,
+    too, and is cancelled when a call is.
+
+    Attributes:
+        members: The futures of the calls, by rank; each has its devices and its log.
+    """
+
+    def __init__(self, members: Sequence[CallFuture[T]]) -> None:
+        super().__init__()
+        self.members = tuple(members)
+        self._decided = False
+        self._step = threading.Lock()
+        for rank, member in enumerate(members):
+            member.add_done_callback(lambda done, rank=rank: self._on_done(done, rank))  # type: ignore[misc]
+
+    def cancel(self) -> bool:
+        """Cancel every call, waiting or running, unless the gang is over; return whether it is or was cancelled.
+
+        In a forked child only this copy of the future is cancelled; the calls go on.
+        """
+        if not self._decide():
+            return self.cancelled()
+        self._end_others()  # before waiters wake and perhaps start the next gang
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        return True
+
+    def running(self) -> bool:
+        """Return whether a worker runs one of the calls."""
+        return any(member.running() for member in self.members)
+
+    def _on_done(self, member: Future[Any], rank: int) -> None:
+        """Set the results after the last result. The first failure or cancellation ends the gang.
+
+        The first exception gets a note with its rank; later failures are ignored. Runs in the thread that ends or
+        cancels the call; of a call that has ended before, in the thread that makes the gang.
+        """
+        if member.cancelled():
+            self.cancel()
+        elif (error := member.exception()) is not None:
+            if self._decide():
+                error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
+                self._end_others()
+                self.set_exception(error)
+        elif all(map(has_result, self.members)) and self._decide():
+            self.set_result([each.result() for each in self.members])
+
+    def _decide(self) -> bool:
+        """Return True to the first caller alone, which sets the outcome: calls end in several threads."""
+        with self._step:
+            first, self._decided = not self._decided, True
+        return first
+
+    def _end_others(self) -> None:
+        """Cancel every call, waiting or running; no effect on finished calls."""
+        for member in self.members:
+            member.cancel()
+
+
+def has_result(future: Future[Any]) -> bool:
+    """Return whether a call is over, and has neither failed nor been cancelled."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def make_ranked_call(
+    rank: int, count: int, rendezvous: Mapping[str, str], work: bytes
+) -> tuple[Any, tuple[Any, ...], Any]:
+    """Make the call of a single member of a gang.
+
+    Args:
+        rank: Rank of the member, from 0.
+        count: Number of members.
+        rendezvous: Variables with the address where the members meet.
+        work: A pickled function, with its arguments.
+
+    Returns:
+        The work of a call, for an engine's ``enter``: :func:`run_ranked`, the tuple of its arguments, and an empty dict
+        of keyword arguments. None in place of the dict would mean a batch.
+    """
+    from anyaccel.launcher.rendezvous import make_rank_variables
+
+    return run_ranked, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
+
+
+def run_alone(call: Call, hosts: int, work: bytes, enter: Callable[[Call, tuple[Any, ...]], None]) -> GangFuture[Any]:
+    """Queue a call as a gang of one, on this machine; return the future, whose end frees the meeting address.
+
+    Args:
+        call: The call.
+        hosts: Number of machines that were asked for.
+        work: The pickled function, with its arguments.
+        enter: Queues the call with its function and arguments.
+
+    Raises:
+        UsageError: When ``hosts`` is more than 1.
+        AnyaccelError: When no port is free for the meeting address.
+        Exception: An exception of ``enter``; the address is freed.
+    """
+    from anyaccel.launcher.rendezvous import Rendezvous
+
+    if hosts > 1:
+        raise UsageError(
+            f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has those"
+            " of a cluster"
+        )
+    rendezvous = Rendezvous()
+    future: GangFuture[Any] = GangFuture([call.future])
+    future.add_done_callback(lambda _: rendezvous.close())
+    try:
+        enter(call, make_ranked_call(0, 1, rendezvous.variables, work))
+    except BaseException:
+        rendezvous.close()
+        raise
+    return future
+
+
+def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:
+    """Set the variables of a rank in the worker, then unpickle the function, call it, and return its result.
+
+    In this order, because modules that the pickle imports may read the variables, which stay set.
+    """
+    os.environ.update(variables)
+    function, args, kwargs = loads(work)
+    return function(*args, **kwargs)

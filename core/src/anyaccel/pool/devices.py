@@ -8,8 +8,6 @@ memory at once.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import fcntl
 import logging
 import os
 import threading
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
-from anyaccel.inventory.observe import stats
+from anyaccel.inventory.find import stats
 from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.linux import mark as marks
@@ -154,14 +152,6 @@ class WorkerLease(OpenLease):
         """Descriptors of the lease: a worker with copies carries the lease. Empty without a lease and after release."""
         return self.lease.fds if self.lease else ()
 
-    def quarantine(self, reason: str) -> None:
-        """Write into the lease why the devices are kept although their holder was ended.
-
-        No effect without a lease or after the release; a failed write is ignored.
-        """
-        if self.lease:
-            self.lease.quarantine(reason)
-
     def release(self, *, carried: bool = False) -> None:
         """Finish the journal's line, release the devices, start to undo the handover, and call ``on_release``.
 
@@ -213,7 +203,8 @@ class Quarantine:
         """Record devices as kept, and write the reason into the ledger; no effect for the reason recorded last."""
         if self._kept.get(lease) != reason:
             self._kept[lease] = reason
-            lease.quarantine(reason)
+            if lease.lease is not None:
+                lease.lease.quarantine(reason)
 
     def release(self, inventory: Inventory, lease: WorkerLease, gone: Gone) -> None:
         """Release devices: at once after exit status 0, else when the vendor sees nothing of the process on them.
@@ -302,77 +293,35 @@ def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
     return ""
 
 
-_private: list[tuple[str, int]] = []
-"""The private directory of this process, if there is one, and the descriptor that locks it."""
+_private: list[str] = []
+"""The private directory of this process, if there is one."""
+tidy_in_child(_private.clear)  # it is the parent's
 
 
 def find_private_directory() -> str:
-    """Return the path of the state directory of this process alone.
+    """Return the path of the state directory of this process alone; the first call makes the directory.
 
-    The first call makes and locks the directory, in ``/dev/shm`` if that is writable, else in the directory for
-    temporary files, and removes the directories of killed processes there. A later call returns the same path; a forked
-    child makes another. The directory is removed at exit. Threads must not call the function at the same time.
+    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files. It is removed at exit, but not
+    if the process is killed. A forked child makes another. Threads must not call the function at the same time.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.
     """
     import tempfile
 
-    if _private:
-        return _private[0][0]
-    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
-    try:
-        for name in os.listdir(base):
-            if name.startswith(PRIVATE):
-                with contextlib.suppress(OSError):  # a living process has the lock
-                    path = os.path.join(base, name)
-                    _remove(path, _lock_directory(path, wait=False))
-        while not _private:
-            path = tempfile.mkdtemp(prefix=PRIVATE, dir=base)
-            # Another process may remove it as a leftover before we lock it: then the next attempt.
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = _lock_directory(path, wait=True)
-                if os.fstat(descriptor).st_nlink:
-                    _private.append((path, descriptor))
-                else:
-                    os.close(descriptor)
-    except OSError as error:
-        raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
-    return path
-
-
-def _lock_directory(path: str, *, wait: bool) -> int:
-    """Lock a private directory; return the descriptor, which keeps the lock as long as it is open.
-
-    Raises:
-        OSError: When another process has the lock and ``wait`` is False, or the directory cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _remove(path: str, descriptor: int) -> None:
-    """Remove a directory and its content, ignoring errors; close the descriptor, which unlocks the directory."""
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
-    os.close(descriptor)
+    if not _private:
+        base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+        try:
+            _private.append(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
+        except OSError as error:
+            raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
+    return _private[0]
 
 
 @atexit.register  # before pools register their end, so it runs after that
 def _remove_private_directory() -> None:
-    """Remove the private directory of this process at exit."""
-    while _private:
-        _remove(*_private.pop())
+    """Remove the private directory of this process at exit, ignoring errors."""
+    if _private:
+        import shutil
 
-
-@tidy_in_child
-def _disown_directory() -> None:
-    """Close the descriptor in a forked child, and keep the directory: it is the parent's."""
-    while _private:
-        os.close(_private.pop()[1])
+        shutil.rmtree(_private.pop(), ignore_errors=True)

@@ -46,7 +46,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
-from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
+from anyaccel.pool.call import Call, GangFuture, Options, UnreadableError, read_exception, run_alone, set_outcome
 from anyaccel.pool.devices import (
     CPU,
     ChoiceFactory,
@@ -59,7 +59,7 @@ from anyaccel.pool.devices import (
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import NO_TIMER, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.pool.actor import ActorState
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Verdict
 
 LOOK_SECONDS = 0.05
@@ -102,7 +101,7 @@ class CallQueue:
         acquisition: The place of the first call in the machine's queue; None if it has none.
         asked_at: Time at which that place was taken.
         watched: Descriptors that report changes of the ledger.
-        timer: Timer of the next attempt to get devices, or None.
+        timer: Timer of the next attempt to get devices.
     """
 
     def __init__(self, key: object, engine: LocalEngine, call: Call, resolved: LocalRequest | None) -> None:
@@ -116,7 +115,7 @@ class CallQueue:
         self.acquisition: Acquisition | None = None
         self.asked_at = 0.0
         self.watched: list[int] = []
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
 
     def first(self) -> Call | None:
         """Return the first pending call, or None; drop the cancelled and failed calls before."""
@@ -127,9 +126,7 @@ class CallQueue:
 
     def stop_watching(self) -> None:
         """Cancel the timer, and stop watching the ledger."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.timer.cancel()
         while self.watched:
             reactor().unwatch(self.watched.pop())
 
@@ -168,8 +165,7 @@ class Broker:
         self.private = not shared
         self._environ = dict(os.environ)
         if self.private:
-            # Not the directory itself: its lock says that we live, and the ledger locks its own directory.
-            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(find_private_directory(), "leases")
+            self._environ["ANYACCEL_STATE_DIR"] = find_private_directory()
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
@@ -436,13 +432,13 @@ class Broker:
         pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
         queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
-        def on_change() -> None:
-            """Read the event, and attempt again if that is worthwhile."""
-            if acquisition.read_event():
+        def on_change(descriptor: int) -> None:
+            """Read the event of a descriptor, and attempt again if that is worthwhile."""
+            if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
         for descriptor in queue.watched:
-            loop.watch(descriptor, on_change)
+            loop.watch(descriptor, partial(on_change, descriptor))
 
     def _on_release(self) -> None:
         """Count a change, and serve the queues, because a worker has released its devices."""
@@ -568,8 +564,8 @@ class WorkerProcess:
         stopped: Whether :meth:`stop` was called.
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
-        notices: Kinds of messages that it must send before its first answer, in order.
-        timer: Timer of a scheduled stop, or None.
+        notices: Number of messages READY that it must still send before its first answer.
+        timer: Timer of a scheduled stop.
     """
 
     begun = True
@@ -588,13 +584,12 @@ class WorkerProcess:
         self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
         self.fault = ""
-        self.notices: deque[MessageKind] = deque()
-        self.timer: Timer | None = None
+        self.notices = 0
+        self.timer = NO_TIMER
         self._process: spawning.Process
         self._launched = False
         self._ahead = True
         self._group: WorkerGroup | None = None
-        self._preparation = engine.settings.preparation
         self._began = 0.0
         self._quick = False
         engine.members.add(self)
@@ -612,8 +607,7 @@ class WorkerProcess:
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
         self.read(last=True)
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         if self._group is not None:
             gone.reason = "; ".join(filter(None, (gone.reason, remove_group(self._group))))
         self.engine.on_gone(self, gone)
@@ -698,14 +692,9 @@ class WorkerProcess:
             server = self._process.server
             self.mark = self.lease.mark or marks.draw()
             timed = call.options.timeout is not None
-            made, setup = self._preparation.make_setup(
-                self.lease, self.engine.inventory, server, mark=self.mark, ready=timed
-            )
+            made, setup = settings.make_setup(self.lease, self.engine.inventory, server, mark=self.mark, ready=timed)
             self.allocation, self._group = made.allocation, made.group
-            if timed:
-                self.notices.append(MessageKind.READY)
-            if self._preparation.staged:
-                self.notices.append(MessageKind.PREPARED)
+            self.notices = timed + settings.staged
             with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *leases))
             self.send_call(call, fresh=True)
@@ -790,12 +779,12 @@ class WorkerProcess:
         return [call for call in unstarted if call.is_pending()]
 
     def _start_timer(self, call: Call) -> None:
-        """Start the time limit of a call; no effect on a call without a limit.
+        """Start the time limit of a call; no effect on a call without a limit, or whose time runs.
 
         The pool's early signal, if any, comes first, unless the limit is not longer than its lead.
         """
         seconds, early = call.options.timeout, self.engine.settings.early
-        if seconds is None:
+        if seconds is None or call.timer is not NO_TIMER:
             return
         if early is not None and early.seconds >= seconds:
             early = None
@@ -852,8 +841,7 @@ class WorkerProcess:
         The stop then gives the grace period of the pool once more. Replaces the stop that was scheduled before.
         """
         grace = self.engine.settings.grace
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
@@ -890,7 +878,7 @@ class WorkerProcess:
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
         """
-        for _ in range(max(1, len(self.running) + len(self.notices))):
+        for _ in range(max(1, len(self.running) + self.notices)):
             try:
                 message = self._process.receive(last=last)
             except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
@@ -903,8 +891,8 @@ class WorkerProcess:
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
-        Notices are due before the first answer. READY starts the time limit of the first call. A failed setup is
-        believed only while a notice is due or, if the preparation is not staged, before the first answer. After a
+        Notices are due before the first answer. The first starts the time limit of the first call. A failed setup is
+        believed only while a notice is due or, if the settings are not staged, before the first answer. After a
         fault, messages are ignored.
         """
         kind = message.kind
@@ -912,12 +900,12 @@ class WorkerProcess:
             return
         if kind in _ANSWERS and not self.notices:
             self._on_answer(message)
-        elif kind == MessageKind.BROKEN and (self.notices if self._preparation.staged else not self.proven):
+        elif kind == MessageKind.BROKEN and (self.notices if self.engine.settings.staged else not self.proven):
             self._on_broken(message)
-        elif self.notices and kind == self.notices[0]:
-            if self.notices.popleft() == MessageKind.READY:
-                for call in self.outstanding[:1]:
-                    self._start_timer(call)
+        elif kind == MessageKind.READY and self.notices:
+            self.notices -= 1
+            for call in self.outstanding[:1]:
+                self._start_timer(call)
         else:
             self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
@@ -938,7 +926,7 @@ class WorkerProcess:
         unmade = self.actor if call.kind == MessageKind.CONSTRUCT and message.kind == MessageKind.ERROR else None
         self.ending = self.ending or unmade is not None  # a worker without its object exits by itself
         self._on_free(call)
-        set_outcome(call, message, plain=self._preparation.plain)
+        self.engine.set_outcome(call, message)
         if unmade is not None:
             unmade.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
         self.engine.remove_call(call)
@@ -962,8 +950,7 @@ class WorkerProcess:
             self._quick = call.kind == MessageKind.METHOD and now - self._began < QUICK_SECONDS
             self._began = now
             for following in self.outstanding[:1]:
-                if following.timer is None:
-                    self._start_timer(following)
+                self._start_timer(following)
             self.pull()
             if self.actor.group.closing and not (self.running or self.ending):
                 self.shut_down()
@@ -975,12 +962,12 @@ class WorkerProcess:
         unpickled here. Else the calls fail, and the worker is stopped. If the message itself is damaged, the worker is
         distrusted instead. Later messages of the worker are ignored.
         """
-        error = read_exception(message, plain=self._preparation.plain)
+        error = read_exception(message, plain=self.engine.settings.plain)
         if isinstance(error, UnreadableError):
             self.distrust(f"it sent what is no answer ({error})")
             return
         self.fault = "it could not be set up"
-        if self._preparation.staged:
+        if self.engine.settings.staged:
             self.engine.mark_broken(error)
         else:  # its environment or directory could not be set, which may differ for the next worker
             for call in self.outstanding:
@@ -1000,6 +987,7 @@ class LocalEngine(Engine):
         members: Worker processes that live, or are being launched.
         confined: Whether workers are confined to their devices.
         quarantine: The devices that are kept although their holder was ended.
+        set_outcome: Sets the outcome of a call from the answer of its worker.
 
     Raises:
         EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
@@ -1007,11 +995,12 @@ class LocalEngine(Engine):
 
     def __init__(self, broker: Callable[[], Broker], settings: PoolSettings) -> None:
         super().__init__(settings)
-        self.confined = check_start(settings.preparation.start, forked=True)
+        self.confined = check_start(settings.start, forked=True)
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
         self._calls: dict[int, Call] = {}
         self.quarantine = Quarantine()
+        self.set_outcome: Callable[[Call, Message], None] = partial(set_outcome, plain=settings.plain)
 
     @cached_property
     def broker(self) -> Broker:
@@ -1055,8 +1044,6 @@ class LocalEngine(Engine):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
-        from anyaccel.pool.gang import run_alone
-
         return run_alone(Call(name, options, self.on_cancel), hosts, work, self.enter)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
@@ -1140,27 +1127,26 @@ class LocalEngine(Engine):
         usable = gone.forked and not worker.stopped
         again = [call for call in calls if call in unstarted or (usable and call.may_be_retried)]
         worker.running.clear()
-        if state is not None and state.construction not in again:
-            death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
-            if state.group.closing and gone.status == 0:
-                death = BrokenWorkerError("it was closed", exit_status=0)
-            state.set_death(death)  # before a caller hears of it and calls again
-        for call in calls:
+        for call in again:
             if call in unstarted:
                 call.reset()
-            elif call in again:
-                call.retry()
             else:
-                call.fail(worker.make_death_error(gone, call.name))
-                self._calls.pop(call.number, None)
+                call.retry()
         # Before the devices are released, or younger calls would get them.
         if state is None:
             self.broker.requeue(self, again)
         else:
             state.group.put_back(again)
+            if state.construction not in again:  # before a caller hears of the end and calls again
+                death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
+                if state.group.closing and gone.status == 0:
+                    death = BrokenWorkerError("it was closed", exit_status=0)
+                state.on_gone(death)
+        for call in calls:
+            if call not in again:
+                call.fail(worker.make_death_error(gone, call.name))
+                self._calls.pop(call.number, None)
         self.quarantine.release(self.inventory, worker.lease, gone)
-        if state is not None and state.death is not None:
-            state.on_gone(state.death)
         self.broker.serve()
         self.finish_shutdown()
 
@@ -1183,42 +1169,6 @@ class LocalEngine(Engine):
         return self.quarantine.list()
 
     # Shutdown
-
-    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
-
-        Args:
-            wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
-                done-callback, which would wait for itself.
-            cancel_futures: Whether to cancel the calls that were not sent to a worker, also methods of actors.
-        """
-        if self.foreign:
-            return
-        self.closed = True
-        if cancel_futures:
-            self._cancel_unsent()
-            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
-        reactor().call_soon(self._close_actors)
-        if wait and not reactor().inside:
-            self.drained.result()
-
-    def _cancel_unsent(self) -> None:
-        """Cancel, in this thread, the calls that were not sent to a worker; any thread may call this.
-
-        A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
-        """
-        for call in self.unfinished():
-            if not call.sent:
-                call.future.cancel()
-
-    def _close_actors(self) -> None:
-        """Close all actors, and finish the shutdown if no call waits.
-
-        Actors without work may hold devices that calls in the queues wait for.
-        """
-        for group in list(self.groups):
-            group.close()
-        self.finish_shutdown()
 
     def finish_shutdown(self) -> None:
         """Shut down the workers without work once no call of a closed pool waits; no effect in an open pool.

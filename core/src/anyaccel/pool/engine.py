@@ -1,8 +1,5 @@
 """The settings of a pool, and the interface to its engine, which decides where calls run and on which devices."""
 
-# Methods without a default have a docstring and no body: each engine implements them.
-# pyright: reportReturnType=false
-
 from __future__ import annotations
 
 import contextlib
@@ -15,13 +12,13 @@ from concurrent.futures import InvalidStateError
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from anyaccel import extras
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
-from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, Options, get_call_name
+from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, GangFuture, Options, get_call_name
 from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.linux.mark import Mark
     from anyaccel.pool.devices import WorkerLease
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.pool.spawning import WorkerServer
     from anyaccel.probe.machine import Machine
 
@@ -45,82 +41,6 @@ GROUP = "anyaccel.engines"
 """Group of the entry points of engines; each is a function that takes a :class:`PoolSettings`."""
 LOCAL = "local", "anyaccel.pool.dispatcher:open_engine"
 """Name and entry point of the local engine, found without a search because most pools use it."""
-
-
-class Preparation(Value):
-    """The preparation of the workers of a pool before their first call.
-
-    Attributes:
-        start: Options with which they are started on their devices.
-        sandbox: Pickled call that confines the process further, or None.
-        initializer: Pickled call of the user's initializer, or None.
-        warmup: Pickled call for the first use of the devices, for workers with devices, or None.
-        plain: Whether answers are plain data.
-    """
-
-    start: StartOptions = USUAL
-    sandbox: bytes | None = None
-    initializer: bytes | None = None
-    warmup: bytes | None = None
-    plain: bool = False
-
-    @property
-    def staged(self) -> bool:
-        """Whether a worker reports the end of its preparation, because enforcement, a sandbox or user code may fail."""
-        return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
-
-    def make_setup(
-        self, lease: WorkerLease, inventory: Inventory, server: WorkerServer, *, mark: Mark, ready: bool
-    ) -> tuple[WorkerEnvironment, Pickled]:
-        """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
-
-        Warnings about devices that stay open to the worker are printed on standard error, each once in this process;
-        gaps of a sandbox are not.
-
-        Args:
-            lease: The lease of its devices.
-            inventory: The machine.
-            server: Its fork server. If the module path of this process is another one now, the message has that.
-            mark: The mark that the worker sets on itself.
-            ready: Whether it sends READY before it runs user code.
-
-        Returns:
-            The worker's environment, with the allocation as it is enforced and the cgroup; and the message.
-
-        Raises:
-            EnforcementError: When the worker must be confined or held to memory, and the kernel cannot.
-            EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
-            UsageError: When the memory limit is invalid.
-            WorkerStartError: When the working directory is gone, or its path cannot be found.
-        """
-        try:
-            directory = os.getcwd()
-        except OSError as error:
-            raise WorkerStartError(
-                f"no worker can be started: the working directory has gone ({error.strerror})"
-            ) from error
-        # After the check: an error between the plan and the start would leave the plan's cgroup.
-        launch = plan_launch(lease.allocation, inventory, self.start, lease=lease.lease_id, forked=True)
-        inside = replace(launch, mark=mark).make_setup(server.environ)
-        message = {
-            "inside": inside._replace(directory=directory, path=None if sys.path == server.path else list(sys.path)),
-            "ready": ready,
-            "staged": self.staged,
-            "plain": self.plain,
-            "sandbox": self.sandbox,
-            "initializer": self.initializer,
-            "warmup": self._warmup_on(lease.allocation),
-        }
-        return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
-
-    def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
-        """Return the pickled warm-up, and a text for messages with name and id of each device.
-
-        None without a warm-up or without devices.
-        """
-        if self.warmup is None or not allocation.devices:
-            return None
-        return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
 
 
 class Logs:
@@ -163,7 +83,11 @@ class PoolSettings(Value):
     """Settings of all calls of a pool; see :class:`anyaccel.Pool`.
 
     Attributes:
-        preparation: What is done in each worker before its first call.
+        start: Options with which workers are started on their devices.
+        sandbox: Pickled call that confines a worker further before any other code of the user, or None.
+        initializer: Pickled call of the user's initializer, or None.
+        warmup: Pickled call for the first use of the devices, for workers with devices, or None.
+        plain: Whether answers are plain data.
         preload: Modules that are imported once for all workers of a machine.
         max_workers: Maximum number of processes, or None.
         grace: Seconds between SIGTERM and SIGKILL.
@@ -176,7 +100,11 @@ class PoolSettings(Value):
         address: Address of the engine's cluster, or None.
     """
 
-    preparation: Preparation
+    start: StartOptions = USUAL
+    sandbox: bytes | None = None
+    initializer: bytes | None = None
+    warmup: bytes | None = None
+    plain: bool = False
     preload: tuple[str, ...] = ()
     max_workers: int | None = None
     grace: float = 10.0
@@ -187,6 +115,56 @@ class PoolSettings(Value):
     machine: str | Machine | None = None
     declare: Mapping[str, int] | None = None
     address: str | None = None
+
+    @property
+    def staged(self) -> bool:
+        """Whether a worker reports the end of its preparation, because enforcement, a sandbox or user code may fail."""
+        return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
+
+    def make_setup(
+        self, lease: WorkerLease, inventory: Inventory, server: WorkerServer, *, mark: Mark, ready: bool
+    ) -> tuple[WorkerEnvironment, Pickled]:
+        """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
+
+        Warnings about devices that stay open to the worker are printed on standard error, each once in this process;
+        gaps of a sandbox are not.
+
+        Args:
+            lease: The lease of its devices.
+            inventory: The machine.
+            server: Its fork server. If the module path of this process is another one now, the message has that.
+            mark: The mark that the worker sets on itself.
+            ready: Whether it sends READY before it runs user code.
+
+        Returns:
+            The worker's environment, with the allocation as it is enforced and the cgroup; and the message.
+
+        Raises:
+            EnforcementError: When the worker must be confined or held to memory, and the kernel cannot.
+            EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
+            UsageError: When the memory limit is invalid.
+            WorkerStartError: When the working directory is gone, or its path cannot be found.
+        """
+        try:
+            directory = os.getcwd()
+        except OSError as error:
+            raise WorkerStartError(
+                f"no worker can be started: the working directory has gone ({error.strerror})"
+            ) from error
+        # After the check: an error between the plan and the start would leave the plan's cgroup.
+        launch = plan_launch(lease.allocation, inventory, self.start, lease=lease.lease_id, forked=True)
+        inside = replace(launch, mark=mark).make_setup(server.environ)
+        names = ", ".join(f"{device.name} ({device.id})" for device in lease.allocation.devices)
+        message = {
+            "inside": inside._replace(directory=directory, path=None if sys.path == server.path else list(sys.path)),
+            "ready": ready,
+            "staged": self.staged,
+            "plain": self.plain,
+            "sandbox": self.sandbox,
+            "initializer": self.initializer,
+            "warmup": (self.warmup, names) if self.warmup and names else None,  # the names are for messages
+        }
+        return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
 
     def check_cluster(self, title: str) -> None:
         """Check the settings for the engine of a cluster; ``title`` is its name in the message.
@@ -199,8 +177,10 @@ class PoolSettings(Value):
                 raise UsageError(f"{name} is for engine='local': each node of a {title} cluster has devices of its own")
 
 
-class Engine(Protocol):
+class Engine:
     """Runs the calls of one pool. Any thread may call any method.
+
+    Methods without a default have a docstring and no body: each engine implements them.
 
     Args:
         settings: The settings of the pool.
@@ -209,26 +189,24 @@ class Engine(Protocol):
         members: Workers that live, or are being launched.
         groups: Actors that live, or wait for a worker.
         settings: The settings of the pool.
-        foreign: Whether this process is a fork of the one that made the pool.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
         drained: Future whose result, None, is set when the pool is closed and no worker is left.
     """
 
-    members: set[Any]
-    groups: set[Any]
-    settings: PoolSettings
-    foreign: bool
-    closed: bool
-    broken: BrokenPoolError | None
-    drained: AwaitableFuture[None]
-
     def __init__(self, settings: PoolSettings) -> None:
-        self.members, self.groups = set(), set()
+        self.members: set[Any] = set()
+        self.groups: set[Any] = set()
         self.settings = settings
-        self.foreign = self.closed = False
-        self.broken = None
-        self.drained = AwaitableFuture()
+        self.closed = False
+        self._process = os.getpid()
+        self.broken: BrokenPoolError | None = None
+        self.drained: AwaitableFuture[None] = AwaitableFuture()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a fork of the one that made the pool."""
+        return self._process != os.getpid()
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served.
@@ -306,6 +284,7 @@ class Engine(Protocol):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
+        raise NotImplementedError
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """Run an existing call, given the work, pickled or not; an exception of pickling fails the call.
@@ -323,6 +302,16 @@ class Engine(Protocol):
 
     def unfinished(self) -> Iterable[Call]:
         """Return the unfinished calls, queued or with a worker; a call may be in the list twice."""
+        raise NotImplementedError
+
+    def _cancel_unsent(self) -> None:
+        """Cancel, in this thread, the unfinished calls that are not known to have a worker; any thread may call this.
+
+        A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
+        """
+        for call in self.unfinished():
+            if not call.sent:
+                call.future.cancel()
 
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
         """Break the pool because a worker could not be set up: fail every unfinished call, and those in ``others``.
@@ -367,16 +356,38 @@ class Engine(Protocol):
             self.drained.set_result(None)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls, and end the workers when all calls have run. No effect in a forked child.
+        """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
 
         Args:
-            wait: Whether to return only after that; ignored in the reactor's thread, which would wait for itself.
-            cancel_futures: Whether to cancel the calls that have not started.
+            wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
+                done-callback, which would wait for itself.
+            cancel_futures: Whether to cancel the calls that are not known to have a worker.
         """
+        if self.foreign:
+            return
+        self.closed = True
+        if cancel_futures:
+            self._cancel_unsent()
+            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
+        reactor().call_soon(self._close_actors)
+        if wait and not reactor().inside:
+            self.drained.result()
+
+    def _close_actors(self) -> None:
+        """Close all actors, and finish the shutdown if no call waits.
+
+        Actors without work may hold devices that calls in the queues wait for.
+        """
+        for group in list(self.groups):
+            group.close()
+        self.finish_shutdown()
+
+    def finish_shutdown(self) -> None:
+        """End the workers without work, if the pool is closed and no call waits; set ``drained`` after the last."""
 
 
 def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
-    """Pickle a function with its arguments for :class:`Preparation`; return None if the function is None.
+    """Pickle a function with its arguments for :class:`PoolSettings`; return None if the function is None.
 
     Raises:
         Exception: When the function or an argument cannot be pickled.

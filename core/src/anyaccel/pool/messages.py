@@ -25,7 +25,7 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 PROTOCOL = 5
 LARGE = 1 << 15
@@ -89,8 +89,6 @@ class SharedParts:
         lengths: Lengths of the parts in bytes.
     """
 
-    __slots__ = ("__weakref__", "descriptor", "lengths")
-
     def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
         self.lengths = tuple(map(len, parts))
         self.descriptor = write_shared(parts)
@@ -131,21 +129,22 @@ def dumps_whole(value: Any) -> bytes:
     return _dumps(value, None)
 
 
-def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Pickle a tuple: the pickled exception, summary and traceback.
+def dumps_error(error: BaseException, text: str, form: Any = sys.modules[__name__]) -> Pickled:
+    """Write a tuple: the written exception, summary and traceback; :func:`anyaccel.pool.call.read_exception` reads it.
 
-    The exception is pickled by itself inside, so that the caller can read the texts when its class cannot be imported.
+    The exception is written by itself inside, so that the caller can read the texts when its class cannot be imported.
 
     Args:
-        error: The exception; its pickle is empty if it cannot be pickled or unpickled, which is tried here.
+        error: The exception; it is left out if it cannot be written or read, which is tried here.
         text: Its traceback.
+        form: The module that writes: this one, or :mod:`anyaccel.pool.plain`.
     """
     try:
-        body = dumps_whole(error)
-        loads(body)  # many classes of exceptions can be pickled and not unpickled, because of their __init__
+        body = form.dumps_whole(error)
+        form.loads(body)  # many classes of exceptions can be pickled and not unpickled, because of their __init__
     except Exception:  # noqa: BLE001
         body = b""
-    return dumps((body, summarize_error(error), text))
+    return cast("Pickled", form.dumps((body, summarize_error(error), text)))
 
 
 def summarize_error(error: BaseException) -> str:
@@ -157,8 +156,8 @@ def summarize_error(error: BaseException) -> str:
         return name
 
 
-def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, str], Pickled]) -> Pickled:
-    """Pickle the exception of a call with ``dumps_error``, and a traceback that begins with the user's code.
+def dump_call_error(error: BaseException, form: Any) -> Pickled:
+    """Write the exception of a call, and a traceback that begins with the user's code, as :func:`dumps_error` does.
 
     The traceback is removed from the exception.
     """
@@ -169,7 +168,7 @@ def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, 
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
     error.__traceback__ = None
-    return dumps_error(error, text)
+    return dumps_error(error, text, form)
 
 
 def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
@@ -370,9 +369,10 @@ class MessageKind(IntEnum):
     BROKEN = 8
     """From the worker: the exception of its setup."""
     READY = 9
-    """From the worker: it is about to run user code."""
-    PREPARED = 10
-    """From the worker: sandbox and initializer are done. A later BROKEN, perhaps of hostile code, is not believed."""
+    """From the worker: it is about to run user code; or, the last time, sandbox and initializer are done.
+
+    A BROKEN after the last one, perhaps of hostile code, is not believed.
+    """
 
 
 class Message(NamedTuple):

@@ -19,16 +19,18 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from importlib import import_module
+from decimal import Decimal
+from fractions import Fraction
 from itertools import chain
 from numbers import Rational
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, cast
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from anyaccel import errors
-from anyaccel.pool.messages import LARGE, Pickled, summarize_error
+from anyaccel.pool.messages import LARGE, Pickled
 from anyaccel.text import printable
 
 MOST_NESTED = 200
@@ -88,20 +90,14 @@ def dumps(value: Any) -> Pickled:
         return Pickled(_pack({_REFUSED: [str(reason)]}), [])
 
 
-def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Write exception, summary and traceback, for :func:`anyaccel.pool.call.read_exception`.
+def dumps_whole(value: Any) -> bytes:
+    """Write a value in one piece.
 
-    The exception itself is left out if it is not plain, or its own code raises meanwhile.
-
-    Args:
-        error: The exception; the summary is made here, by :func:`summarize_error`.
-        text: Its traceback.
+    Raises:
+        NotPlainError: When it is not plain.
+        Exception: An exception of the value's own code.
     """
-    try:
-        body = _pack(_Writer(None).form(error))
-    except Exception:  # noqa: BLE001 - properties of the exception run code of the user
-        body = b""
-    return dumps((body, summarize_error(error), text))
+    return _pack(_Writer(None).form(value))
 
 
 def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
@@ -317,16 +313,6 @@ def _check(parts: Sequence[Any], types: Collection[type]) -> None:
             raise TypeError
 
 
-def _imported(module: str, name: str) -> Callable[..., Any]:
-    """Return a constructor that imports the module on the first call."""
-
-    def make(*parts: Any) -> Any:
-        """Import the module, and call the constructor with the parts."""
-        return getattr(import_module(module), name)(*parts)
-
-    return make
-
-
 def _folded(kind: Callable[..., Any]) -> Callable[..., Any]:
     """Return a constructor of times, whose last part is the keyword argument ``fold``."""
     return lambda *parts: kind(*parts[:-1], fold=parts[-1])
@@ -524,8 +510,8 @@ TYPES = {
     "datetime.datetime": PlainType(lambda value: _DATE(value) + _TIME(value), _folded(dt.datetime), _CLOCK),
     "datetime.timedelta": PlainType(_fields("days", "seconds", "microseconds"), dt.timedelta, {int}),
     "datetime.timezone": PlainType(lambda value: value.__getinitargs__(), dt.timezone, {dt.timedelta, str}),
-    "decimal.Decimal": PlainType(_text, _imported("decimal", "Decimal"), {str}),
-    "fractions.Fraction": PlainType(_fields("numerator", "denominator"), _imported("fractions", "Fraction"), {int}),
+    "decimal.Decimal": PlainType(_text, Decimal, {str}),
+    "fractions.Fraction": PlainType(_fields("numerator", "denominator"), Fraction, {int}),
     "uuid.UUID": PlainType(
         lambda value: [value.int, value.is_safe.value],
         lambda number, safety: uuid.UUID(int=number, is_safe=uuid.SafeUUID(safety)),
@@ -538,8 +524,8 @@ TYPES = {
 }
 """Plain types by module and name; builtins by their name alone."""
 
-for _name in ("PurePosixPath", "PureWindowsPath", "PosixPath"):
-    TYPES[f"pathlib.{_name}"] = PlainType(_text, _imported("pathlib", _name), {str})
+for _path in (PurePosixPath, PureWindowsPath, PosixPath):
+    TYPES[_name_of(_path)] = PlainType(_text, _path, {str})
 for _class in (*vars(builtins).values(), *vars(errors).values()):
     # These two have attributes that are not plain, such as a verdict, and travel as text.
     if (

@@ -9,24 +9,22 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, TypeVarTuple, overload
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.launch import StartOptions, check_options
-from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
-from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
-from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
+from anyaccel.pool.call import AHEAD, CallFuture, GangFuture, Options, check_whole, get_call_name, is_whole
+from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, open_engine, pickled_call
 from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
+from anyaccel.text import Duration, read_seconds
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from anyaccel.launcher.time_limit import EarlySignal
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.pool.results import ProgressCallback
     from anyaccel.probe.machine import Machine
 
@@ -270,7 +268,7 @@ class Submitter(Executor):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, end, plain=core.settings.preparation.plain)
+        return MapResults(batches, end, plain=core.settings.plain)
 
     def stream(
         self, fn: Callable[P, Iterable[T] | AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -295,9 +293,7 @@ class Submitter(Executor):
             AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
         group = ActorGroup(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
-        stream: Stream[T] = Stream(
-            group, self._core.settings.grace, self
-        )  # first: after an interrupt, its finalizer ends the worker
+        stream: Stream[T] = Stream(group, self)  # first: after an interrupt, its finalizer ends the worker
         group.begin((YieldedItems, (fn, args, kwargs), {}, 1))
         return stream
 
@@ -328,7 +324,9 @@ class Submitter(Executor):
             AnyaccelError: When no port is free, or the engine cannot take calls, for instance without a machine.
             Exception: When the function or an argument cannot be pickled.
         """
-        check_gang(hosts, self._options)
+        check_whole(1, hosts=hosts)
+        if self._options.retries:
+            raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
         # A process of its own for each call, because its environment has the rank.
         options = Options(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
@@ -442,17 +440,6 @@ def make_options(
         concurrency=max_concurrency,
         ahead=ahead,
     )
-
-
-def check_gang(hosts: object, options: Options) -> None:
-    """Check the number of hosts and the options of a gang.
-
-    Raises:
-        UsageError: When ``hosts`` is no whole number of 1 or more, or the options have retries.
-    """
-    check_whole(1, hosts=hosts)
-    if options.retries:
-        raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
 
 
 def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | None:
@@ -581,13 +568,11 @@ class Pool(Submitter):
             raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
         options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
         settings = PoolSettings(
-            preparation=Preparation(
-                start=start,
-                sandbox=pickled_call(sandbox),
-                initializer=pickled_call(initializer, tuple(initargs)),
-                warmup=pickled_call(warmup),
-                plain=results == "plain" or (results is None and bool(enforce)),
-            ),
+            start=start,
+            sandbox=pickled_call(sandbox),
+            initializer=pickled_call(initializer, tuple(initargs)),
+            warmup=pickled_call(warmup),
+            plain=results == "plain" or (results is None and bool(enforce)),
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,
             grace=read_seconds("grace", grace),
@@ -705,10 +690,3 @@ def _finish_all() -> None:
     except KeyboardInterrupt:
         for core in list(_cores):
             core.stop(0)
-
-
-@tidy_in_child
-def _disown_pools() -> None:
-    """Mark all pools as the parent's, in a forked child."""
-    for core in list(_cores):
-        core.foreign = True

@@ -18,12 +18,11 @@ from functools import partial
 from math import inf
 from typing import Any, Self, TextIO, TypedDict, TypeVar
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.model import Value
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.reactor import allow_forks, reactor
-from anyaccel.text import elapsed
+from anyaccel.text import Duration, elapsed, read_seconds
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
@@ -166,7 +165,6 @@ class Results(Iterator[T]):
 
     def _accept(self, value: Any) -> None:
         """Store the results in the value of the first future, and remove the future."""
-        raise NotImplementedError
 
     def _next(self) -> T:
         """Remove and return the next stored value; after the last, raise the stored exception of a call, if any.

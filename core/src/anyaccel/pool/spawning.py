@@ -13,7 +13,7 @@ import termios
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from anyaccel.errors import WorkerStartError
 from anyaccel.forkserver import client
@@ -22,19 +22,33 @@ from anyaccel.linux.mark import Mark, carries
 from anyaccel.linux.process import describe_end
 from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
 from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import reactor
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from anyaccel.forkserver.client import ProcessOwner
+
+    class WorkerOwner(ProcessOwner, Protocol):
+        """The owner of a worker: the dispatcher's class of workers.
+
+        Attributes:
+            mark: The mark of the process and of everything that it starts; empty before it was sent.
+        """
+
+        mark: Mark
+
+        def read(self) -> None:
+            """Handle messages that have arrived, or the end of the channel."""
+
 
 TARGET = "anyaccel.pool.worker:serve"
 OWN = ("cloudpickle", "anyaccel.pool.worker")
 """Modules that every worker needs, imported once by the fork server."""
 LAST_GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL when the caller has died."""
-SPARE_SECONDS = 5.0
-"""Seconds after which a process that was forked ahead of need, and is not used, is made to exit."""
 STUCK_SECONDS = 60.0
 """Seconds after SIGKILL after which a process counts as stuck in the kernel."""
-CLOSE_SECONDS = 5.0
-"""Seconds that a fork server may take to close."""
 STUCK_LOOK_SECONDS = 5.0
 """Interval in seconds between two attempts to end stuck processes of a dead fork server."""
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
@@ -43,25 +57,6 @@ BUFFER = 1 << 18
 """Size of a channel's buffer in bytes: all pipelined calls of an actor fit into it."""
 ROOM_SECONDS = 0.05
 """Interval in seconds between two attempts to send to a process that does not read its messages."""
-
-
-class WorkerOwner(Protocol):
-    """The receiver of events of a process: the dispatcher's class of workers.
-
-    Attributes:
-        mark: The mark of the process and of everything that it starts; empty before it was sent.
-    """
-
-    mark: Mark
-
-    def ended(self, gone: Gone) -> None:
-        """Handle the end of the process and its descendants: the last event."""
-
-    def on_stuck(self, reason: str) -> None:
-        """Handle a stuck process, which ignores SIGKILL."""
-
-    def read(self) -> None:
-        """Handle messages that have arrived, or the end of the channel."""
 
 
 class Process:
@@ -94,10 +89,9 @@ class Process:
         # The kernel's own number: it doubles ours, and cuts it to net.core.wmem_max.
         self._most_unread = self.channel.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
         self._retrying = False
-        self.number = server.draw()
         with end:
             try:
-                server.spawn(self.number, self, TARGET, (end.fileno(),), argument=ahead)
+                self.number = server.spawn(self, TARGET, (end.fileno(),), argument=ahead)
             except OSError:
                 self.close()
                 raise
@@ -215,7 +209,6 @@ class WorkerServer(client.ForkServer):
         self.environ = dict(os.environ)
         self.path = list(sys.path)
         self._spare: Process | None = None
-        self._unwanted = Timer(self._drop_spare)
         self._reactor = reactor()
         config = {
             "own": OWN,
@@ -258,22 +251,14 @@ class WorkerServer(client.ForkServer):
     def fork_ahead(self) -> None:
         """Fork a spare worker ahead of need, unless there is a spare: forking is most of the start-up time.
 
-        A spare that has exited is replaced; one that is not used for :data:`SPARE_SECONDS` is made to exit. No effect
-        with a dead fork server, or without descriptors left.
+        A spare that has exited is replaced. No effect with a dead fork server, or without descriptors left.
         """
         self._spare = self._take_spare()
         if self._spare is None and self.alive:
             with contextlib.suppress(OSError):
                 self._spare = Process(self, ahead=True)
-                self._unwanted.cancel()
-                self._unwanted = self._reactor.call_later(SPARE_SECONDS, self._drop_spare)
 
-    def _drop_spare(self) -> None:
-        """Make the spare exit, if there is one; returns before the exit."""
-        if (spare := self._take_spare()) is not None:
-            spare.shut(socket.SHUT_WR)
-
-    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+    def close(self, seconds: float = client.END_SECONDS) -> bool:
         """End the fork server and the workers, and report their end to the owners, also if not all have ended.
 
         Args:

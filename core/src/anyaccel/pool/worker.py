@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
+from anyaccel.pool import messages
 from anyaccel.pool.messages import (
     ATOMS,
     Message,
@@ -34,7 +35,6 @@ from anyaccel.pool.messages import (
     Pickled,
     dump_call_error,
     dumps,
-    dumps_error,
     loads,
     receive,
     send,
@@ -112,8 +112,7 @@ class MessageLoop:
         loop: The event loop, from the first coroutine on.
         exit: The exception with which such a thread ends the process.
         lock: Protects lazy initialization against other such threads.
-        dumps: Writes values of answers.
-        dumps_error: Writes exceptions of answers.
+        form: The module that writes answers: ``anyaccel.pool.messages`` or ``anyaccel.pool.plain``.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -124,8 +123,7 @@ class MessageLoop:
         self.loop: Loop | None = None
         self.exit: BaseException | None = None
         self.lock = threading.Lock()
-        self.dumps: Callable[[Any], Pickled] = dumps
-        self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
+        self.form: Any = messages
 
     def run(self) -> None:
         """Answer one message after the other until the caller closes the channel; close the event loop in any case.
@@ -169,7 +167,7 @@ class MessageLoop:
         """Set up the process as the message says, before any call.
 
         In order: outputs, leases (inherited by programs that user code starts), format of answers, environment, READY,
-        sandbox, initializer, warm-up, PREPARED; the notices only if asked for.
+        sandbox, initializer, warm-up, READY; each READY only if asked for.
 
         Returns:
             False if the message could not be read, or a step from the format of answers on failed with an Exception,
@@ -184,7 +182,7 @@ class MessageLoop:
             if setup["plain"]:
                 from anyaccel.pool import plain
 
-                self.dumps, self.dumps_error = plain.dumps, plain.dumps_error
+                self.form = plain
             setup["inside"].apply()
             if setup["ready"]:
                 send(self.channel, MessageKind.READY)
@@ -194,7 +192,7 @@ class MessageLoop:
             if setup["warmup"] is not None:
                 self._warm_up(*setup["warmup"])
             if setup["staged"]:
-                send(self.channel, MessageKind.PREPARED)
+                send(self.channel, MessageKind.READY)
         except Exception as error:  # noqa: BLE001 - the caller reports it
             self._answer(MessageKind.BROKEN, self._describe(error))
             return False
@@ -316,7 +314,7 @@ class MessageLoop:
             OSError: When no memory or descriptor is left to send even the exception.
         """
         try:
-            body = self.dumps(call(message))
+            body = self.form.dumps(call(message))
             _flush()
         except SystemExit:
             raise
@@ -332,7 +330,7 @@ class MessageLoop:
 
     def _describe(self, error: BaseException) -> Pickled:
         """Pickle an exception for an answer, and remove its traceback."""
-        return dump_call_error(error, self.dumps_error)
+        return dump_call_error(error, self.form)
 
     def _finish(self, value: Any) -> Any:
         """Return the value of a call: of a coroutine, what it returns in the event loop, started if needed.
@@ -408,7 +406,9 @@ class SharedGlobals:
         for module, old in before.items():
             for name, value in self._modules[module].items():
                 private = name.startswith("__") and name.endswith("__")
-                if not private and not (name in old and _same(old[name], value)):
+                # An object of another type than these may have changed inside.
+                same = name in old and old[name] is value and isinstance(value, CONSTANT)
+                if not (private or same):
                     self._names.setdefault(module, set()).add(name)
 
     def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
@@ -463,14 +463,6 @@ class _Unpickler(pickle.Unpickler):
         """
         found = super().find_class(module, name)
         return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
-
-
-def _same(old: object, new: object) -> bool:
-    """Return whether a global is the same object as before, of a type in :data:`CONSTANT`.
-
-    An object of another type may have changed inside, so the result is False for the same object, too.
-    """
-    return old is new and isinstance(new, CONSTANT)
 
 
 async def _contain(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

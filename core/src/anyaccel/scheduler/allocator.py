@@ -9,14 +9,14 @@ from itertools import count
 from math import inf
 from time import monotonic
 
-from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, may_pass, sum_usage
-from anyaccel.scheduler.books import Books, RequestPlan
+from anyaccel.scheduler.books import NO_TERMS, Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
+from anyaccel.text import Duration, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ RequestLike = str | Sequence[str] | Request
 """Accepted forms of a request: text, texts that form one request, or a value."""
 
 _LAST = 1 << 62  # number of a request that does not wait: behind every ticket
-_NO_TERMS = Holding(device=None)  # of a foreign holder
 _ALLOCATIONS = count(1)  # unique in the process, so that release() detects allocations of another scheduler
 
 
@@ -66,7 +65,6 @@ class Allocator:
         self._policy = policy or PLAIN
         self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
-        self._terms: dict[str, Holding] = {}  # user and times of each allocation on one machine, by its id
         for name, inventory in machines.items():
             self._add(name, inventory)
         self._arrange()
@@ -232,7 +230,6 @@ class Allocator:
                     f"another scheduler made it; a gang is released as a whole"
                 )
             for member in held.members:
-                self._count_usage(member)
                 self._give_back(member)
             placed = self._serve()
         notify(placed)
@@ -287,7 +284,7 @@ class Allocator:
         with self._lock:
             layouts = [books.layout for books in self._machines]
             plans = [ticket.plan for ticket in self._queue]
-        return summarize(layouts, plans)
+        return summarize(self._names, layouts, plans)
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
@@ -362,10 +359,7 @@ class Allocator:
         placed = []
         for ticket in tickets:
             ticket.plan = plan = self._make_plan(ticket.request, ticket.plan.hosts)
-            was = ticket.waiting
-            ticket.waiting = replace(
-                self._waiting(plan, was.number, was.priority, was.seconds, was.user), since=was.since
-            )
+            ticket.waiting = replace(ticket.waiting, **plan.quantities)
             if plan.ever_fits or not plan.request.else_cpu:
                 self._queue.add(ticket)
             else:
@@ -374,15 +368,20 @@ class Allocator:
         return placed
 
     def _give_back(self, member: Allocation) -> None:
-        """Release the part of an allocation on one machine.
+        """Release the part of an allocation on one machine, and count the user's usage if the policy has a half-life.
 
         A part on the CPU needs nothing. The books of a removed machine go with their last allocation.
         """
         books = self._books.get(member.machine)
         if books is None or member.id not in books.held:  # the request runs on the CPU
             return
-        books.release(member.id)
+        terms, half_life = books.release(member.id), self._policy.half_life
         self._drop(member.machine)
+        if terms.since is not None and half_life is not None:
+            # The policy keeps the usage, as it does for the ledger, where the usage comes from the journal.
+            now, devices = self._clock(), sum(each.units for each in member.shares) / UNITS_PER_DEVICE
+            usage = self._policy.past.get(terms.user, Usage()).with_lease(devices, now - terms.since, now, half_life)
+            self._policy = replace(self._policy, past={**self._policy.past, terms.user: usage})
 
     # Requests
 
@@ -408,10 +407,7 @@ class Allocator:
             priority=priority,
             user=user,
             seconds=time if self._timed else None,
-            needs=plan.needs[0] if plan.needs else (),
-            sites=plan.needs if len(plan.needs) > 1 else (),
-            hosts=plan.hosts,
-            wants=plan.wants,
+            **plan.quantities,
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
@@ -427,32 +423,27 @@ class Allocator:
             return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
-        return self._place(waiting, plan, note, rivals, held)
+        return self._place(waiting, plan, note, rivals)
 
-    def _place(
-        self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
-    ) -> Allocation | None:
+    def _place(self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket]) -> Allocation | None:
         """Place a request if it may pass its rivals: the earlier tickets that block it.
 
         Returns:
             The allocation, which is booked; None if a rival is in the way, or the free devices do not suffice.
         """
-        if rivals and waiting.seconds is None:
-            return None
         now = self._clock()
         if rivals:
             ahead = [ticket.waiting for ticket in rivals]
-            if not may_pass(self._policy, waiting, ahead, held or self._holdings(), now):
+            if waiting.seconds is None or not may_pass(self._policy, waiting, ahead, self._holdings(), now):
                 return None
         found = plan.find()
         if found is None:
             return None
-        allocation = self._hold(plan, found, note)
+        terms = NO_TERMS
         if self._timed:
             until = None if waiting.seconds is None else now + waiting.seconds
             terms = Holding(device=None, user=waiting.user, since=now, until=until, passed=now if rivals else None)
-            self._terms |= dict.fromkeys((member.id for member in allocation.members), terms)
-        return allocation
+        return self._hold(plan, found, note, terms)
 
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
         """Return earlier tickets among ``among`` that block a request, in the order of service.
@@ -483,30 +474,20 @@ class Allocator:
     def _holdings(self) -> list[Holding]:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
         return [
-            replace(self._terms.get(key, _NO_TERMS), device=books.offset + spot.position, units=each.units)
+            replace(entry.terms, device=books.offset + spot.position, units=each.units)
             for books in self._machines
-            for key, entry in books.held.items()
+            for entry in books.held.values()
             for spot, each in zip(entry.spots, entry.allocation.shares, strict=True)
         ]
 
-    def _count_usage(self, member: Allocation) -> None:
-        """Drop the terms of a part that ends; under a policy with a half-life, add the usage to the user's."""
-        terms, half_life = self._terms.pop(member.id, _NO_TERMS), self._policy.half_life
-        if terms.since is None or half_life is None:
-            return
-        # The policy keeps the usage, as it does for the ledger, where the usage comes from the journal.
-        now, devices = self._clock(), sum(each.units for each in member.shares) / UNITS_PER_DEVICE
-        usage = self._policy.past.get(terms.user, Usage()).with_lease(devices, now - terms.since, now, half_life)
-        self._policy = replace(self._policy, past={**self._policy.past, terms.user: usage})
-
-    def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
+    def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str, terms: Holding = NO_TERMS) -> Allocation:
         """Book the placed devices, by machine number, under new identities.
 
         Returns:
             The allocation; a :class:`Gang` for several machines, and one without devices for a request on the CPU.
         """
         given = [
-            self._machines[number].hold(self._new_id(), plan.resolved[number], placed, note)
+            self._machines[number].hold(self._new_id(), plan.resolved[number], placed, note, terms)
             for number, placed in found.items()
         ]
         allocation: Allocation
@@ -556,7 +537,7 @@ class Allocator:
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
                 rivals = self._blocking(ticket.waiting, mask, ahead, used)
-                ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
+                ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals)
                 if ticket.allocation is not None:
                     self._queue.remove(ticket)
                     return ticket

@@ -11,18 +11,17 @@ from anyaccel._typing import NamedTuple
 from anyaccel.model import (
     DIVIDED,
     Allocation,
-    Device,
     Extent,
     Grant,
     Health,
     Inventory,
     Request,
-    Share,
     Term,
     replace,
     slot_numbers,
 )
 from anyaccel.model.device import bits
+from anyaccel.policy import Holding
 from anyaccel.scheduler.placement import (
     Layout,
     NameRegistry,
@@ -40,9 +39,10 @@ from anyaccel.text import listed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from threading import Lock
+    from typing import Any
 
-    from anyaccel.policy import Need
-
+NO_TERMS = Holding(device=None)
+"""Terms of a foreign holder, and of every holder without a policy."""
 _REQUESTS = 4_096  # resolved requests per machine: a queue of that many different ones is resolved once
 
 
@@ -53,11 +53,13 @@ class HeldAllocation(NamedTuple):
         allocation: The allocation.
         spots: The counted part of each of its devices.
         note: Description of its holder; may be empty.
+        terms: User and times for the queue policy, without a device.
     """
 
     allocation: Allocation
     spots: tuple[Spot, ...]
     note: str
+    terms: Holding
 
 
 class Books:
@@ -84,7 +86,6 @@ class Books:
         refused: The plans in use that the machine has refused since the last release here.
         layout: The fixed facts about the machine, and about held devices that are gone.
         occupancy: The free parts of devices.
-        validate: The vendors' rules.
         list_holders: Makes a clause about holders of their descriptions by id, for a reason; :func:`list_holders` if
             not replaced.
     """
@@ -98,11 +99,10 @@ class Books:
         self.number = self.offset = 0
         self.held: dict[str, HeldAllocation] = {}
         self.refused: WeakSet[RequestPlan] = WeakSet()
-        self.layout = Layout(inventory, names)
-        self.validate = validate
+        self.layout = Layout(inventory, names, validate)
         self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
         self._lock = lock
-        self.resolve = lru_cache(_REQUESTS)(lambda request: Resolved(self.layout, request, self.validate))
+        self.resolve = lru_cache(_REQUESTS)(lambda request: Resolved(self.layout, request))
         self.occupancy = Occupancy(self.layout)
         self._short = False  # whether a device has less than its allocations hold
 
@@ -143,13 +143,15 @@ class Books:
         """
         now = inventory or Inventory(machine=self.inventory.machine, devices=())
         there = {device.id for device in now.devices}
+        fault = {"health": Health.UNHEALTHY, "health_reason": "lost, though it is still held", "health_remedy": ""}
         lost = {
-            each.device.id: _lost(each.device)
+            each.device.id: replace(each.device, **fault)
             for entry in self.held.values()
             for each in entry.allocation.shares
             if each.device.id not in there
         }
-        layout = Layout(replace(now, devices=(*now.devices, *lost.values())), self.layout.names)
+        known = replace(now, devices=(*now.devices, *lost.values()))
+        layout = Layout(known, self.layout.names, self.layout.validate)
         self.inventory, self.there = now, inventory is not None
         self.layout = layout
         self.resolve.cache_clear()
@@ -164,24 +166,21 @@ class Books:
         for key, entry in self.held.items():
             spots = []
             for each, former in zip(entry.allocation.shares, entry.spots, strict=True):
-                spot = self._find_spot(each, divided=former.divided)
+                position = self.layout.positions[each.device.id]
+                device = self.layout.devices[position]
+                # The share may be anywhere on a device that has other slots by now.
+                extent = extent_of(each) if device.slots == each.device.slots else Extent()
+                spot = self.occupancy.spot_within(position, DIVIDED if former.divided else extent)
                 self.occupancy.take((spot,))
-                self._short |= self.layout.devices[spot.position].usable and spot.units < each.units
+                self._short |= device.usable and spot.units < each.units
                 spots.append(spot)
             self.held[key] = entry._replace(spots=tuple(spots))
 
-    def _find_spot(self, given: Share, *, divided: bool = False) -> Spot:
-        """Return the part of a share that is free on the present machine; nothing is taken."""
-        position = self.layout.positions[given.device.id]
-        alike = self.layout.devices[position].slots == given.device.slots
-        extent = extent_of(given) if alike else Extent()  # the share may be anywhere on a device with other slots
-        return self.occupancy.spot_within(position, DIVIDED if divided else extent)
-
-    def hold(self, key: str, found: Resolved, placed: Placed, note: str) -> Allocation:
+    def hold(self, key: str, found: Resolved, placed: Placed, note: str, terms: Holding) -> Allocation:
         """Book the placed devices for a request, under the identity ``key``, and return the allocation."""
         made = grants(self.layout, found.wanted, placed)
         allocation = Allocation(id=key, request=found.request, grants=made, machine=self.machine)
-        return self.enter(allocation, note, tuple(chain.from_iterable(placed)))
+        return self._enter(allocation, tuple(chain.from_iterable(placed)), note, terms)
 
     def occupy(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of devices, by id, as held by a foreign holder, as far as they are free; return the allocation.
@@ -199,33 +198,31 @@ class Books:
             made.append(Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,)))
         request = Request(terms=tuple(grant.term for grant in made))
         allocation = Allocation(id=holder, request=request, grants=tuple(made), machine=self.machine)
-        return self.enter(allocation, note, spots)
+        return self._enter(allocation, spots, note, NO_TERMS)
 
-    def enter(self, allocation: Allocation, note: str, spots: tuple[Spot, ...] | None = None) -> Allocation:
-        """Enter an allocation in the books: take its parts of devices, and keep its note. Returns the allocation.
-
-        Args:
-            allocation: The allocation.
-            note: Description of its holder.
-            spots: The part of each share; None for what is free of it.
-        """
-        spots = tuple(map(self._find_spot, allocation.shares)) if spots is None else spots
+    def _enter(self, allocation: Allocation, spots: tuple[Spot, ...], note: str, terms: Holding) -> Allocation:
+        """Enter an allocation in the books, and take its parts of devices. Returns the allocation."""
         self.occupancy.take(spots)
-        self.held[allocation.id] = HeldAllocation(allocation, spots, note)
+        self.held[allocation.id] = HeldAllocation(allocation, spots, note, terms)
         return allocation
 
-    def release(self, key: str) -> None:
+    def release(self, key: str) -> Holding:
         """Remove an allocation from the books, and free its parts of devices; refused plans may ask again.
+
+        Returns:
+            The terms of the allocation.
 
         Raises:
             KeyError: When nothing is held under this identity.
         """
-        self.occupancy.give(self.held.pop(key).spots)
+        entry = self.held.pop(key)
+        self.occupancy.give(entry.spots)
         if self._short:  # a device shrank below its allocations: the released part belongs to the other holders
             self.recount()
         for plan in self.refused:
             plan.open |= 1 << self.number
         self.refused.clear()
+        return entry.terms
 
     def describe_holders(self, position: int) -> dict[str, str]:
         """Describe the allocations of a device, of its parts and of its whole, by id of the allocation.
@@ -248,12 +245,6 @@ def list_holders(holders: Mapping[str, str]) -> str:
     return f"held by {listed(list(holders.values()))}"
 
 
-def _lost(device: Device) -> Device:
-    """Return a removed device that is still held, as an unhealthy one."""
-    reason = "lost, though it is still held"
-    return replace(device, health=Health.UNHEALTHY, health_reason=reason, health_remedy="")
-
-
 class RequestPlan:
     """A request resolved against every machine.
 
@@ -265,7 +256,6 @@ class RequestPlan:
         request: The request.
         hosts: Number of machines to be served on.
         resolved: The request on each machine that can ever serve it, by number.
-        machines: These machines, as a bit mask.
         open: The machines that have not refused the request since their last release, as a bit mask.
         mask: The devices that could serve the request, and their parts, by position among the devices of every machine:
             requests with overlapping masks are rivals.
@@ -283,19 +273,20 @@ class RequestPlan:
             masks[found.ever_fits] |= each.layout.with_parts(found.mask) << each.offset
             if found.ever_fits:
                 self.resolved[each.number] = found
-        self.machines = self.open = sum(1 << number for number in self.resolved)
+        self.open = sum(1 << number for number in self.resolved)
         self.mask = masks[True] or masks[False]
         self.ever_fits = len(self.resolved) >= hosts
 
     @cached_property
-    def needs(self) -> tuple[tuple[Need, ...], ...]:
-        """The needs on each machine, for the queue policy."""
-        return tuple(each.make_needs(self.books[number].offset.__add__) for number, each in self.resolved.items())
-
-    @cached_property
-    def wants(self) -> frozenset[int]:
-        """The devices of the mask, for the queue policy."""
-        return frozenset(bits(self.mask))
+    def quantities(self) -> Mapping[str, Any]:
+        """The fields of :class:`~anyaccel.policy.Waiting` that follow from the plan."""
+        sites = tuple(each.make_needs(self.books[number].offset.__add__) for number, each in self.resolved.items())
+        return {
+            "needs": sites[0] if sites else (),
+            "sites": sites if len(sites) > 1 else (),
+            "hosts": self.hosts,
+            "wants": frozenset(bits(self.mask)),
+        }
 
     def find(self) -> dict[int, Placed] | None:
         """Find free devices for the request, by machine number, without taking them; None if too few machines fit.

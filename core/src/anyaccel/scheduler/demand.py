@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from anyaccel.scheduler.books import RequestPlan
-    from anyaccel.scheduler.placement import Layout
+    from anyaccel.scheduler.placement import Layout, NameRegistry
 
 
 class Demand(Value):
@@ -43,20 +43,20 @@ class Demand(Value):
         return Decimal(self.units) / UNITS_PER_DEVICE
 
 
-def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan]) -> tuple[Demand, ...]:
+def summarize(names: NameRegistry, layouts: Sequence[Layout], plans: Iterable[RequestPlan]) -> tuple[Demand, ...]:
     """Sum the quantities of requests by requested name, in order of the first occurrence.
 
     Requests that can never be served are summed apart, after the others.
 
     Args:
+        names: The known names.
         layouts: The machines.
         plans: The requests.
     """
     asking: dict[tuple[bool, str], list[tuple[int, int, Term]]] = {}
     for number, plan in enumerate(plans):
         for term in plan.request.terms:
-            # Each layout knows the names of all machines.
-            name = "|".join(layouts[0].names.spelled(each) if layouts else each for each in term.names)
+            name = names.label(term)
             asking.setdefault((not plan.ever_fits, name), []).append((number, plan.hosts, term))
     return tuple(
         Demand(

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, VendorState, format_units, replace
-from anyaccel.model.device import bits, union
+from anyaccel.model.device import bits
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.filters import asked, rules
-from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Resolved, Wanted, place, vetoed, want
 from anyaccel.text import listed
 
 _TOLD = 4
@@ -28,8 +28,8 @@ def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]
         machines: The machines, by number.
         ahead: The earlier tickets that block the request, by id, with a description.
     """
-    able = [machines[number] for number in bits(plan.machines)]
-    refusing = able if ahead else [machines[number] for number in bits(plan.machines & ~plan.open)]
+    able = [machines[number] for number in plan.resolved]
+    refusing = able if ahead else [books for books in able if not plan.open >> books.number & 1]
     reasons: list[Reason] = []
     if ahead and plan.ever_fits:
         reasons.append(_waiting_behind(plan, machines, ahead))
@@ -68,23 +68,23 @@ def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]
 
 def _judge(books: Books, request: Request) -> Verdict:
     """Explain whether one machine would serve a request without rivals, and the nearest request that fits."""
-    layout = books.layout
+    layout, free = books.layout, books.occupancy
     empty = Occupancy(layout)
     found = books.resolve(request)
-    if place(layout, books.occupancy, found.wanted, books.validate) is not None:
+    if place(free, found.wanted) is not None:
         return Verdict(request=request, fits_now=True, ever_fits=True)
     if found.ever_fits:
-        reasons = list(_reasons_now(books, found.wanted))
+        reasons = list(_reasons_now(books, found))
     else:
         # If only the vendors' variables are in the way, each term fits, and no other reason would say why.
-        reasons = list(_rivals(books, request)) or list(_reasons_ever(books, found.wanted, empty))
+        reasons = list(_rivals(layout, request)) or list(_reasons_ever(empty, found))
     return Verdict(
         request=request,
         fits_now=False,
         ever_fits=found.ever_fits,
         reasons=tuple(reasons),
-        nearest=None if found.ever_fits else nearest(books, empty, request),
-        nearest_now=nearest(books, books.occupancy, request),
+        nearest=None if found.ever_fits else nearest(empty, request),
+        nearest_now=nearest(free, request),
         ways_out=tuple(_remedies(layout, reasons)),
     )
 
@@ -108,16 +108,16 @@ def _remedies(layout: Layout, reasons: Sequence[Reason]) -> Iterator[str]:
         yield "ask for their devices in separate commands"
 
 
-def _rivals(books: Books, request: Request) -> Iterator[Reason]:
+def _rivals(layout: Layout, request: Request) -> Iterator[Reason]:
     """Yield a reason for each pair of vendors that cannot serve one worker together.
 
     Nothing without conflicts of variables, or if the request would not fit without them, either.
     """
-    layout = books.layout
     if not layout.rivals:
         return
-    twin = layout.without_rivals()
-    placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], books.validate)
+    reports = tuple(replace(report, env_vars=()) for report in layout.inventory.vendors)
+    twin = Layout(replace(layout.inventory, vendors=reports), layout.names, layout.validate)
+    placed = place(Occupancy(twin), [want(twin, term) for term in request.terms])
     spots = [spot for each in placed or () for spot in each]
     devices = [layout.devices[spot.position] for spot in spots]
     for one, other, variable in layout.conflicts(spots):
@@ -129,27 +129,28 @@ def _rivals(books: Books, request: Request) -> Iterator[Reason]:
         )
 
 
-def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
+def _reasons_ever(empty: Occupancy, found: Resolved) -> Iterator[Reason]:
     """Yield reasons why a request does not fit an idle machine."""
-    alone = [each for each in wanted if place(books.layout, empty, [each], books.validate) is None]
+    layout = empty.layout
+    alone = [each for each in found.wanted if place(empty, [each]) is None]
     for each in alone:
-        yield from (
-            _shortage(books, each.term) if each.mask.bit_count() < each.term.count else _form(books, each, empty.whole)
-        )
-        if unknown := books.layout.names.find_unknown(each.term.names):
+        few = each.mask.bit_count() < each.term.count
+        yield from _shortage(layout, each.term) if few else _form(empty, each)
+        if unknown := layout.names.find_unknown(each.term.names):
             message = f"no installed plug-in knows {' and '.join(unknown)}"
             yield Reason(code=ReasonCode.UNKNOWN_NAME, message=message, term=each.term)
     if not alone:
-        have = _inventory(books.layout, _devices(wanted))
+        have = _inventory(layout, found.mask)
         yield Reason(code=ReasonCode.TOGETHER, message=f"each term fits alone; together they need more than {have}")
 
 
-def _shortage(books: Books, term: Term) -> Iterator[Reason]:
+def _shortage(layout: Layout, term: Term) -> Iterator[Reason]:
     """Yield reasons why there are too few devices for a term: the count, and the rules that exclude devices."""
-    layout = books.layout
     named = layout.named(term)
-    label = _label(layout, term)
-    have = _inventory(layout, named, label) if named else f"no {label}" + _instead(layout)
+    label = layout.names.label(term)
+    everything = (1 << len(layout.devices)) - 1
+    instead = f" (it has {_inventory(layout, everything)})" if everything else " and no other device"
+    have = _inventory(layout, named, label) if named else f"no {label}{instead}"
     yield Reason(code=ReasonCode.NOT_ENOUGH, message=f"this machine has {have}", term=term, devices=_ids(layout, named))
     if not named:  # with devices of the name, a failed vendor is not the reason
         yield from _failed_vendors(layout, term)
@@ -160,15 +161,15 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
         message = rule.explain_failure(failing) if failing or rule.counts else ""
         if message:
             if rule.code is ReasonCode.NOT_FRACTIONAL:
-                said = vetoed(layout, term, [layout.positions[failing[0].id]], books.validate)
+                said = vetoed(layout, term, [layout.positions[failing[0].id]])
                 message += f" ({said})" if said else ""
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
 
 
-def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
+def _form(free: Occupancy, wanted: Wanted) -> Iterator[Reason]:
     """Yield reasons why enough devices do not suit: several types, not linked, or refused by the vendor."""
-    layout, term = books.layout, wanted.term
+    layout, term, whole = free.layout, wanted.term, free.whole
     groups = [group & whole for groups in wanted.choices for group in groups]
     alike = [group for group in groups if group.bit_count() >= term.count]
     large = [group for each in alike for group in layout.apart(each) if group.bit_count() >= term.count]
@@ -179,22 +180,22 @@ def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
     elif term.linked and not any(layout.topology.best_set(group, term.count, linked=True) for group in large):
         code, fault = ReasonCode.NOT_LINKED, "all linked to each other directly"
     else:
-        yield from _vetoes(books, term, large)
+        yield from _vetoes(layout, term, large)
         return
     among = wanted.mask & whole
     message = f"no {term.count} of {_inventory(layout, among)} are {fault}"
     yield Reason(code=code, message=message, term=term, devices=_ids(layout, among))
 
 
-def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
+def _vetoes(layout: Layout, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
     """Yield the vendors' refusals of the best-connected set of each group; equal texts once."""
-    quoted = set()
+    refused: dict[str, int] = {}
     for group in groups:
-        chosen = tuple(bits(books.layout.topology.best_set(group, term.count, linked=term.linked)))
-        text = vetoed(books.layout, term, chosen, books.validate)
-        if text and text not in quoted:  # several groups are often refused by one rule
-            quoted.add(text)
-            ids = tuple(books.layout.devices[position].id for position in chosen)
+        chosen = layout.topology.best_set(group, term.count, linked=term.linked)
+        refused.setdefault(vetoed(layout, term, tuple(bits(chosen))), chosen)
+    for text, chosen in refused.items():
+        if text:
+            ids = _ids(layout, chosen)
             yield Reason(code=ReasonCode.VENDOR_RULE, message=text.rstrip("."), term=term, devices=ids)
 
 
@@ -223,64 +224,52 @@ def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping
     )
 
 
-def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
+def _reasons_now(books: Books, found: Resolved) -> Iterator[Reason]:
     """Yield reasons why a request that fits the machine is not served now."""
-    layout, free = books.layout, books.occupancy
-    alone = [each for each in wanted if place(layout, free, [each], books.validate) is None]
+    free = books.occupancy
+    alone = [each for each in found.wanted if place(free, [each]) is None]
     for each in alone:
         if not each.term.fraction and (each.mask & free.whole).bit_count() >= each.term.count:
-            yield from _form(books, each, free.whole)
-        yield _taken(books, [each])
+            yield from _form(free, each)
+        yield _taken(books, each.mask, each.term)
     if not alone:
-        yield _taken(books, wanted)
+        yield _taken(books, found.mask, found.request.terms[0] if len(found.wanted) == 1 else None)
 
 
-def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
-    """Return the reason that names the holders of wanted devices."""
+def _taken(books: Books, mask: int, term: Term | None) -> Reason:
+    """Return the reason that names the holders of wanted devices: those of one term, or of a whole request."""
     layout, free = books.layout, books.occupancy
-    mask = _devices(wanted)
-    term = wanted[0].term if len(wanted) == 1 else None
     held = [position for position in bits(mask) if free.units[position] < UNITS_PER_DEVICE]
     names = {key: text for position in held for key, text in books.describe_holders(position).items()}
-    label = _label(layout, term) if term else "devices"
-    total = mask.bit_count()
+    label = layout.names.label(term) if term else "devices"
     if term and term.fraction:
-        start = f"no {label} has {term.quantity} free, the most is {_most_free(layout, free, mask, term)}"
+        most = format_units(_most_units(free, mask))
+        if term.memory_bytes:
+            most = f"{_most_memory(free, mask) / (1 << 30):.1f}GiB"
+        start = f"no {label} has {term.quantity} free, the most is {most}"
     else:
         partly = sum(free.units[position] > 0 for position in held)
-        start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
+        start = f"{(mask & free.whole).bit_count()} of {mask.bit_count()} {label} free"
         start += f", {partly} in part" if partly else ""
     by = f"; {books.list_holders(names)}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
 
 
-def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
-    """Return the largest free part of a device: of a share by memory in GiB, else in devices."""
-    if term.memory_bytes:
-        return f"{_free_memory(layout, free, mask) / (1 << 30):.1f}GiB"
-    return format_units(max((free.units[at] for at in bits(mask)), default=0))
+def _most_units(free: Occupancy, mask: int) -> int:
+    """Return the most units that are free on one of the devices in a bit mask."""
+    return max((free.units[at] for at in bits(mask)), default=0)
 
 
-def _free_memory(layout: Layout, free: Occupancy, mask: int) -> int:
+def _most_memory(free: Occupancy, mask: int) -> int:
     """Return the most memory in bytes that is free on one of the devices in a bit mask; unknown memory counts as 0."""
-    sizes = (free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in bits(mask))
+    sizes = (free.units[at] * (free.layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in bits(mask))
     return max(sizes, default=0)
-
-
-def _devices(wanted: Iterable[Wanted]) -> int:
-    """Return the devices that could serve one of several terms, as a bit mask."""
-    return union(each.mask for each in wanted)
 
 
 def _ids(layout: Layout, mask: int) -> tuple[str, ...]:
     """Return the ids of the devices in a bit mask."""
     return tuple(layout.devices[position].id for position in bits(mask))
-
-
-def _label(layout: Layout, term: Term) -> str:
-    """Return the names of a term in their original spelling, joined by ``|``."""
-    return "|".join(layout.names.spelled(name) for name in term.names)
 
 
 def _inventory(layout: Layout, mask: int, label: str = "") -> str:
@@ -292,28 +281,22 @@ def _inventory(layout: Layout, mask: int, label: str = "") -> str:
     return f"{mask.bit_count()} {label} ({kinds})"
 
 
-def _instead(layout: Layout) -> str:
-    """Return the end of a clause, with all devices of the machine in parentheses; it says so if there is none."""
-    return f" (it has {_inventory(layout, layout.mask(lambda _: True))})" if layout.devices else " and no other device"
-
-
 _TRIES = 64  # alternatives per term and filter: people read the first that fits, and each costs a placement
 
 
-def nearest(books: Books, free: Occupancy, request: Request) -> Request | None:
+def nearest(free: Occupancy, request: Request) -> Request | None:
     """Return the nearest request that ``free`` can serve; None when there is none.
 
     Each term that does not fit alone is changed: a share of an indivisible device becomes one device, a quantity that
     the vendor refuses the next accepted one, else fewer devices. Then quantities go down until the terms fit together.
     """
-    layout = books.layout
 
     def fits(*terms: Term) -> bool:
-        return place(layout, free, [want(layout, term) for term in terms], books.validate) is not None
+        return place(free, [want(free.layout, term) for term in terms]) is not None
 
     terms = []
     for term in request.terms:
-        near = next((near for near in _near(layout, free, term) if fits(near)), None)
+        near = next((near for near in _near(free, term) if fits(near)), None)
         if near is None:
             return None
         terms.append(near)
@@ -331,50 +314,47 @@ def nearest(books: Books, free: Occupancy, request: Request) -> Request | None:
     return None
 
 
-def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
+def _near(free: Occupancy, term: Term) -> Iterator[Term]:
     """Yield terms in the order of distance from ``term``: itself, somewhat more, less, then other filters."""
+    layout = free.layout
     yield term
-    there = [layout.devices[position] for position in bits(layout.named(term) & layout.usable)]
+    usable = layout.named(term) & layout.usable
+    there = [layout.devices[position] for position in bits(usable)]
     filters = asked(term, layout.inventory)
     others = [near for each in filters for near in islice(each.filter.find_near(each, there), _TRIES)]
     if term.fraction:
         if term.memory_bytes:
-            yield from _less_memory(layout, free, term)
+            yield from _less_memory(free, term)
         else:
-            most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
+            most = _most_units(free, layout.serving(term))
             if 0 < most < term.units:
                 yield replace(term, units=most)
             yield from (near for near in others if near.units > term.units)
         yield replace(term, units=UNITS_PER_DEVICE, memory_bytes=0)
     else:
-        room = _room(layout, free, term)
-        below = min(term.count - 1, room)
-        for count in (
-            *range(term.count + 1, min(room, term.count + _TRIES) + 1),
-            *range(below, max(0, below - _TRIES), -1),
-        ):
+        room = _room(free, term)
+        for count in (*range(term.count + 1, room + 1)[:_TRIES], *range(min(term.count - 1, room), 0, -1)[:_TRIES]):
             yield replace(term, units=count * UNITS_PER_DEVICE)
-        part = max(
-            (free.units[position] for position in bits(layout.named(term) & layout.usable & ~layout.ours)), default=0
-        )
+        part = _most_units(free, usable & ~layout.ours)
         if 0 < part < UNITS_PER_DEVICE:
             yield replace(term, units=part)
     yield from others
 
 
-def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
+def _less_memory(free: Occupancy, term: Term) -> Iterator[Term]:
     """Yield the term with the most memory that is free on one device, in whole GiB where there is as much.
 
     Nothing if no memory is free, or as much as the term asks for.
     """
-    most = _free_memory(layout, free, layout.serving(replace(term, memory_bytes=1)))
+    most = _most_memory(free, free.layout.serving(replace(term, memory_bytes=1)))
     unit = next((unit for unit in (1 << 30, 1 << 20) if most >= unit), 1)
     if 0 < most < term.memory_bytes:
         yield replace(term, memory_bytes=most // unit * unit)
 
 
-def _room(layout: Layout, free: Occupancy, term: Term) -> int:
+def _room(free: Occupancy, term: Term) -> int:
     """Return the largest number of devices for a term, without regard to the vendor's rule; an estimate if linked."""
+    layout = free.layout
     mask = layout.serving(replace(term, units=UNITS_PER_DEVICE)) & free.whole
     if term.linked:
         return max(((layout.topology.linked[position] & mask).bit_count() + 1 for position in bits(mask)), default=0)

@@ -72,9 +72,9 @@ class NameRegistry:
         self._further = ()
         return tuple(name for name in unknown if name.lower() not in self._spelled)
 
-    def spelled(self, name: str) -> str:
-        """Return a known name in its original spelling, and an unknown name as it is."""
-        return self._spelled.get(name.lower(), name)
+    def label(self, term: Term) -> str:
+        """Return the names of a term, joined by ``|``: known names in their original spelling, others as they are."""
+        return "|".join(self._spelled.get(name.lower(), name) for name in term.names)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the known names."""
@@ -86,7 +86,7 @@ class NameRegistry:
         """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out."""
         from anyaccel.extras import plugin_remedy  # only errors need it
 
-        here = [self.spelled(each) for each in sorted(there)]
+        here = [self._spelled[each] for each in sorted(there)]
         on_machine = f"on this machine there are {', '.join(here)}."
         otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
         way_out = plugin_remedy(name) or suggest(name, self._spelled.values(), otherwise)
@@ -99,13 +99,15 @@ class Layout:
     Args:
         inventory: The machine.
         names: The known names, to which those of this machine are added.
+        validate: The vendors' rules.
 
     Raises:
         ValueError: When two devices have one id.
     """
 
-    def __init__(self, inventory: Inventory, names: NameRegistry) -> None:
+    def __init__(self, inventory: Inventory, names: NameRegistry, validate: Validate | None = None) -> None:
         self.inventory = inventory
+        self.validate = validate
         self.devices = inventory.devices
         self.positions = {device.id: position for position, device in enumerate(self.devices)}
         if len(self.positions) < len(self.devices):
@@ -154,14 +156,6 @@ class Layout:
             if mask >> whole & 1:
                 mask |= parts
         return mask
-
-    def without_rivals(self) -> Layout:
-        """Return the same machine without conflicts of variables between vendors."""
-        from copy import copy  # with weakref, which no command needs
-
-        twin = copy(self)  # shallow: the rest of a layout never changes
-        twin.rivals = {}
-        return twin
 
     def conflicts(self, spots: Iterable[Spot]) -> list[tuple[str, str, str]]:
         """Return each two vendors of parts of devices that no worker gets together, with the variable of both."""
@@ -236,6 +230,7 @@ class Occupancy:
     """The free parts of each device, in 1/10000, by position.
 
     Attributes:
+        layout: The machine.
         units: Free units by position.
         whole: The devices without a taken part, as a bit mask.
         slots: Free slots as a bit mask, by position of devices with slots.
@@ -243,7 +238,7 @@ class Occupancy:
 
     def __init__(self, layout: Layout) -> None:
         """Make the occupancy of an idle machine. Unusable devices have no free units."""
-        self._layout = layout
+        self.layout = layout
         self.units, self.slots = layout.units.copy(), layout.slots.copy()
         self.whole = layout.ours & layout.usable
         # For devices that are parts, or have parts: the free units without regard to the related devices, and the
@@ -254,7 +249,7 @@ class Occupancy:
     def copy(self) -> Occupancy:
         """Return an independent copy."""
         twin = object.__new__(Occupancy)
-        twin._layout, twin.whole = self._layout, self.whole
+        twin.layout, twin.whole = self.layout, self.whole
         twin.units, twin.slots = self.units.copy(), self.slots.copy()
         twin._own, twin._barred = self._own.copy(), self._barred.copy()
         return twin
@@ -264,7 +259,7 @@ class Occupancy:
         free = self.slots.get(position)
         if free is None:
             return Spot(position, units)
-        device = self._layout.devices[position]
+        device = self.layout.devices[position]
         units = device.rounded(units)
         return Spot(position, units, choose_slots(free, units * device.slots // UNITS_PER_DEVICE, device.slots))
 
@@ -275,14 +270,14 @@ class Occupancy:
         so does a divided one on a device without listed parts.
         """
         if extent.divided:
-            if position in self._layout.parts:
+            if position in self.layout.parts:
                 return Spot(position, 0, divided=True)
             extent = Extent()
         free = self.slots.get(position)
         if free is None:  # the extent may name slots that this device lacks: its holder sees another partitioning
             units = extent.units if extent.slots < 0 else UNITS_PER_DEVICE
             return Spot(position, min(units, self._own.get(position, self.units[position])))
-        device = self._layout.devices[position]
+        device = self.layout.devices[position]
         slots = free & extent.slots if device.usable else 0
         return Spot(position, slots.bit_count() * UNITS_PER_DEVICE // device.slots, slots)
 
@@ -306,7 +301,7 @@ class Occupancy:
         position = spot.position
         if spot.slots:
             self.slots[position] ^= spot.slots
-        kin = self._layout.kin.get(position)
+        kin = self.layout.kin.get(position)
         if kin is None:
             self._set(position, self.units[position] + sign * spot.units)
             return
@@ -335,18 +330,16 @@ def choose_slots(free: int, count: int, total: int) -> int:
         total: Number of the device's slots.
     """
     sizes = [size for size in range(count, total + 1) if total % size == 0]  # of blocks that tile the device
-    row = (1 << count) - 1
-    best, smallest = 0, total + 1
-    for start in range(0, total, sizes[0]):
-        if free >> start & row == row:
-            whole = [size for size in sizes if _is_free(free, start - start % size, size)]
-            room = max(whole, default=0)
-            if room < smallest:
-                best, smallest = row << start, room
-    if best:
-        return best
-    rows = (row << start for start in range(total - count + 1) if free >> start & row == row)
-    return next(rows, 0) or first(free, count)
+    starts = [start for start in range(total - count + 1) if _is_free(free, start, count)]
+    aligned = [start for start in starts if start % sizes[0] == 0]
+
+    def room(start: int) -> int:
+        """Return the size of the largest free block around a slot; 0 for none."""
+        return max((size for size in sizes if _is_free(free, start - start % size, size)), default=0)
+
+    if not starts:
+        return first(free, count)
+    return (1 << count) - 1 << (min(aligned, key=room) if aligned else starts[0])
 
 
 def _is_free(free: int, start: int, size: int) -> bool:
@@ -384,26 +377,24 @@ def want(layout: Layout, term: Term) -> Wanted:
     return Wanted(term=term, choices=tuple(choices), mask=together)
 
 
-def place(layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None) -> Placed | None:
+def place(free: Occupancy, wanted: Sequence[Wanted]) -> Placed | None:
     """Place every term of a request, or none.
 
     Args:
-        layout: The machine.
-        free: The free devices; not changed.
+        free: The free devices of a machine; not changed.
         wanted: The terms.
-        validate: The vendors' rules.
 
     Returns:
         Parts of devices, term by term, each in the order of the grant; None if the free devices do not suffice, or the
         search for several terms has taken :data:`PLACEMENTS` steps.
     """
     if len(wanted) == 1:  # the common case needs no search
-        return next(((spots,) for spots in _candidates(layout, free, wanted[0], validate)), None)
+        return next(((spots,) for spots in _candidates(free, wanted[0])), None)
     if not _enough(free, wanted):
         return None
     free = free.copy()  # the search takes and gives back devices
-    # Backtracking: the terms with the least choice first, so that wrong turns end early.
-    order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
+    # Backtracking: terms with the least choice first, so that wrong turns end early; of these, the largest.
+    order = sorted(range(len(wanted)), key=lambda index: (wanted[index].mask.bit_count(), -wanted[index].term.units))
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
@@ -412,7 +403,7 @@ def place(layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: V
         if rank == len(order):
             return True
         index = order[rank]
-        for spots in _candidates(layout, free, wanted[index], validate, before):
+        for spots in _candidates(free, wanted[index], before):
             left -= 1
             if left < 0:
                 return False
@@ -426,9 +417,9 @@ def place(layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: V
     return tuple(placed) if serve(0, ()) else None
 
 
-def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Validate | None) -> str:
+def vetoed(layout: Layout, term: Term, positions: Sequence[int]) -> str:
     """Ask the vendors of a set of devices; return the first refusal, or empty. A rule that raises also refuses."""
-    if validate is None:
+    if layout.validate is None:
         return ""
     by_vendor: dict[str, list[Device]] = {}
     for position in positions:
@@ -436,7 +427,7 @@ def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Valid
         by_vendor.setdefault(device.vendor, []).append(device)
     for vendor, devices in by_vendor.items():
         try:
-            reason = validate(with_units(term, devices[0]), devices)
+            reason = layout.validate(with_units(term, devices[0]), devices)
         except Exception as error:  # noqa: BLE001 -- a faulty rule refuses, and must not break another request's release
             reason = f"the rule of vendor {vendor!r} failed: {type(error).__name__}: {error}"
         if reason:
@@ -470,11 +461,6 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
     return tuple(group for group in groups.values() if group.bit_count() >= term.count)
 
 
-def _choice(wanted: Wanted) -> tuple[int, int]:
-    """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -wanted.term.units
-
-
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
     """Return False if the devices of some terms surely have too little room: this saves most searches that would fail.
 
@@ -491,26 +477,25 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
     return True
 
 
-def _candidates(
-    layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None, before: tuple[Spot, ...] = ()
-) -> Iterator[tuple[Spot, ...]]:
+def _candidates(free: Occupancy, wanted: Wanted, before: tuple[Spot, ...] = ()) -> Iterator[tuple[Spot, ...]]:
     """Yield parts of free devices for a term, best first: sets that the vendors accept, also together with ``before``.
 
     Each set is from one group of a choice, and choices come in order.
     """
+    layout = free.layout
     for groups in wanted.choices:
-        for positions in _sets(layout, free, wanted, groups):
+        for positions in _sets(free, wanted.term, groups):
             spots = tuple(free.spot(at, wanted.term.units_on(layout.devices[at])) for at in positions)
-            if not vetoed(layout, wanted.term, positions, validate) and not layout.conflicts(before + spots):
+            if not vetoed(layout, wanted.term, positions) and not layout.conflicts(before + spots):
                 yield spots
 
 
-def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _sets(free: Occupancy, term: Term, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield sets of free devices for a term as positions, best first, without asking the vendors.
 
     A share tries devices in use first, the fullest of them foremost.
     """
-    term, topology = wanted.term, layout.topology
+    layout, topology = free.layout, free.layout.topology
     if term.count > 1:
         masks = [mask for group in groups for mask in layout.apart(group & free.whole)]
         if len(masks) > 1:
@@ -537,7 +522,6 @@ class Resolved:
     Args:
         layout: The machine.
         request: The request.
-        validate: The vendors' rules.
 
     Raises:
         UnknownNameError: When no device has one of the names.
@@ -548,9 +532,8 @@ class Resolved:
         mask: The devices that could serve a term, as a bit mask.
     """
 
-    def __init__(self, layout: Layout, request: Request, validate: Validate | None) -> None:
+    def __init__(self, layout: Layout, request: Request) -> None:
         self._layout = layout
-        self._validate = validate
         self.request = request
         self.wanted = tuple(want(layout, term) for term in request.terms)
         self.mask = union(each.mask for each in self.wanted)
@@ -558,11 +541,11 @@ class Resolved:
     @cached_property
     def ever_fits(self) -> bool:
         """Whether the machine serves the request if nothing is held."""
-        return place(self._layout, Occupancy(self._layout), self.wanted, self._validate) is not None
+        return place(Occupancy(self._layout), self.wanted) is not None
 
     def find(self, free: Occupancy) -> Placed | None:
         """Find free devices for each term, without taking them; see :func:`place`."""
-        return place(self._layout, free, self.wanted, self._validate)
+        return place(free, self.wanted)
 
     def make_needs(self, name: Callable[[int], Hashable]) -> tuple[Need, ...]:
         """Return the needs of the terms for the queue policy, which names the device at a position by ``name``."""
@@ -593,7 +576,7 @@ class Choice(Resolved):
     def __init__(
         self, inventory: Inventory, request: Request, validate: Validate | None = None, known: Iterable[str] = ()
     ) -> None:
-        super().__init__(Layout(inventory, NameRegistry(known)), request, validate)
+        super().__init__(Layout(inventory, NameRegistry(known), validate), request)
 
     @cached_property
     def candidates(self) -> tuple[Device, ...]:

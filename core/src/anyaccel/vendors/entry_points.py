@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import re
 import sys
 
 TYPE_CHECKING = False  # that of typing, which takes longer to import than all that follows
@@ -28,53 +29,37 @@ def entry_points(group: str) -> list[Found]:
     An unreadable file counts as no file, and so does a broken file that does not name the group, since faults of other
     distributions do not concern us. An entry without ``=`` has no target.
     """
-    try:
-        return [found for directory in _distributions() for found in _read(directory, group)]
-    except _OtherFinderError:
+    directories = _distributions()
+    if directories is None:
         return _with_importlib(group)
+    return [found for directory in directories for found in _read(directory, group)]
 
 
-class _OtherFinderError(Exception):
-    """Raised when only :mod:`importlib.metadata` can read the module path."""
-
-
-def _distributions() -> Iterator[str]:
-    """Yield the metadata directory of each distribution on the module path.
-
-    Raises:
-        _OtherFinderError: When there may be distributions elsewhere.
-    """
+def _distributions() -> list[str] | None:
+    """Return the metadata directories of distributions on the module path; None if there may be others elsewhere."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [importlib.machinery.PathFinder]:  # editable installs of some tools add a finder
-        raise _OtherFinderError
-    seen = set()
+        return None
+    found: dict[str, str] = {}
     path: list[object] = [*sys.path]
     for entry in path:
         if not isinstance(entry, str) or entry.lower().endswith(".egg"):
-            raise _OtherFinderError
+            return None
         try:
             children = os.listdir(entry or ".")
-        except NotADirectoryError as error:  # an archive
-            raise _OtherFinderError from error
+        except NotADirectoryError:  # an archive
+            return None
         except OSError:
             continue
         for child in children:
             if not child.lower().endswith((".dist-info", ".egg-info")):
                 continue
             stem, suffix = os.path.splitext(child)
-            name = _normalized(stem.partition("-")[0])  # as importlib.metadata's Prepared.normalize()
+            name = re.sub("[_.]+", "_", stem.partition("-")[0].lower())  # as importlib.metadata's Prepared.normalize()
             if not name or not suffix.islower():
-                raise _OtherFinderError
-            if name not in seen:  # an earlier entry of the path hides later ones
-                seen.add(name)
-                yield os.path.join(entry, child)
-
-
-def _normalized(name: str) -> str:
-    name = name.lower().replace(".", "_")
-    while "__" in name:
-        name = name.replace("__", "_")
-    return name
+                return None
+            found.setdefault(name, os.path.join(entry, child))  # an earlier entry of the path hides later ones
+    return list(found.values())
 
 
 def _read(directory: str, group: str) -> Iterator[Found]:

@@ -42,8 +42,7 @@ class Dispatcher(SchedulerPlugin):
         self._placed: dict[str, str] = {}
         self._silent: set[str] = set()
         self._begun: set[str] = set()
-        self._recalled: set[str] = set()
-        for name in ("join", "nodes", "place", "begin", "recall"):
+        for name in ("join", "nodes", "place", "begin"):
             self._scheduler.handlers[f"anyaccel_{name}"] = getattr(self, name)
         look = PeriodicCallback(self._serve, _LOOK_MILLISECONDS)
         self._scheduler.periodic_callbacks["anyaccel"] = look
@@ -74,24 +73,14 @@ class Dispatcher(SchedulerPlugin):
         self._places[place] = wanted
         self._soon()
 
-    def begin(self, key: str) -> str:
-        """Return whether a worker may run a call: ``run`` the first time, else ``again``; ``recalled`` after recall().
+    def begin(self, key: str) -> bool:
+        """Return whether a worker may run a call: only the first time.
 
         Dask runs the tasks of a dead worker again. Only the pool may do that, as often as its ``retries`` say.
         """
-        if key in self._recalled:
-            return "recalled"
-        if key in self._begun:
-            return "again"
+        first = key not in self._begun
         self._begun.add(key)
-        return "run"
-
-    def recall(self, key: str) -> bool:
-        """Forbid to run a call; return False if it has started."""
-        if key in self._begun:
-            return False
-        self._recalled.add(key)
-        return True
+        return first
 
     def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
         """Record a task of ours that waits for devices, forget a task that is over, and have waiting tasks assigned.
@@ -111,7 +100,6 @@ class Dispatcher(SchedulerPlugin):
             self._held.pop(key, None)
             self._placed.pop(key, None)
             self._begun.discard(key)
-            self._recalled.discard(key)
         if start == "processing" and self._held:
             self._soon()
 

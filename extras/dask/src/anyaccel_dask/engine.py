@@ -160,18 +160,6 @@ class DaskCluster(Cluster[DaskPlan]):
     async def _cancel(self, future: Any) -> None:
         await self._client.cancel([future], force=True, asynchronous=True)
 
-    def cancel_unstarted(self, key: str, ref: Any) -> None:  # noqa: ARG002
-        future = self._futures.get(key)
-        if future is not None:
-            self._spawn(self._recall(future))
-
-    async def _recall(self, future: Any) -> None:
-        if await self._client.scheduler.anyaccel_recall(key=future.key):
-            await self._cancel(future)
-
-    def was_recalled(self, error: BaseException) -> bool:
-        return isinstance(error, (self._node.RecalledError, CancelledError, asyncio.CancelledError))
-
     def remove_call(self, key: str, *, left: bool) -> None:  # noqa: ARG002
         self._futures.pop(key, None)  # the last reference: Dask forgets the task, too
         self._hosted.pop(key, None)

@@ -44,10 +44,6 @@ class LostError(Exception):
     """Raised when a call has started before, on a worker that has died."""
 
 
-class RecalledError(Exception):
-    """Raised when a call was recalled before it started."""
-
-
 class Announcer(WorkerPlugin):
     """A plug-in of workers: advertises devices, and stops calls whose task was cancelled."""
 
@@ -158,13 +154,11 @@ class _Task:
 
         Raises:
             LostError: When the call has started before, on a worker that has died.
-            RecalledError: When the call was recalled.
         """
         _unwanted[self._name] = self.unwanted
         try:
-            word = sync(self._worker.loop, self._worker.scheduler.anyaccel_begin, key=self._name)
-            if word != "run":
-                raise (LostError if word == "again" else RecalledError)(self.key)
+            if not sync(self._worker.loop, self._worker.scheduler.anyaccel_begin, key=self._name):
+                raise LostError(self.key)
             if self._devices:
                 secede()
             yield
@@ -190,14 +184,14 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     """Run a call: the function of our task.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
-        call: A pickled :class:`~anyaccel.engines.remote.messages.Order`, the key of the call, and the path of its log
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
+        call: A pickled :class:`~anyaccel.engines.remote.cluster.Order`, the key of the call, and the path of its log
             or None.
         data: The pickled function and arguments.
         buffers: Buffers that the pickle refers to.
 
     Returns:
-        A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
+        A pickled :class:`~anyaccel.engines.remote.cluster.Answer`.
     """
     order, key, log = call
 

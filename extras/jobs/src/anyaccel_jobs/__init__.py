@@ -1,1 +1,1 @@
-"""Detached jobs, sweeps, reports, metrics and the live view of anyaccel, for people on a shared machine."""
+"""Detached jobs, sweeps, drains, reservations, reports, metrics and the live view of anyaccel, on a shared machine."""

@@ -157,7 +157,7 @@ def main(args: argparse.Namespace) -> int:
         if name in each:
             raise UsageError(f"--each gives {name!r} twice; separate its values by commas")
         each[name] = values
-    time_limit.check_early(args.signal, args.time)
+    args.signal = time_limit.check_early(args.signal, args.time)
     if args.address is not None and args.engine == "local":
         raise UsageError("--address belongs to --engine ray and --engine dask")
     commands = Commands(args.command or (), each, args.lines)
@@ -222,7 +222,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 stop_on_error=args.stop_on_error,
                 grace=args.grace,
                 time=args.time,
-                early=time_limit.check_early(args.signal, args.time),
+                early=args.signal,
                 options={"bind": None, **start_options(args), **wait_options(args)},
             )
             sweep = Sweep(

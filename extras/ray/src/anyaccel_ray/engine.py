@@ -13,7 +13,7 @@ from anyaccel_export.ray import PREDEFINED
 
 from anyaccel_ray import node
 from anyaccel_ray.cluster import Nodes
-from anyaccel_ray.notices import NoticePoller, remove, spare, spare_no_more
+from anyaccel_ray.notices import NoticePoller, remove
 from anyaccel_ray.plan import RayPlan
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class RayCluster(Cluster[RayPlan]):
         # Ray must not retry: the pool retries calls itself, as often as its options say.
         self._run = self.ray.remote(max_calls=0, max_retries=0)(node.run)
         self._actors = self.ray.remote(max_restarts=0, max_task_retries=0)(node.RayActorHost)
-        self._spared: set[str] = set()
 
     @property
     def connected(self) -> bool:
@@ -99,25 +98,11 @@ class RayCluster(Cluster[RayPlan]):
         found: Future[Any] = ref.future()
         return found
 
-    def cancel(self, key: str, ref: Any) -> None:
-        if key in self._spared:  # by an earlier cancel_unstarted(): now the call is to end even if it runs
-            spare_no_more(key)
+    def cancel(self, key: str, ref: Any) -> None:  # noqa: ARG002
         if self.connected:
             self.ray.cancel(ref)
-
-    def cancel_unstarted(self, key: str, ref: Any) -> None:
-        self._spared.add(key)
-        spare(key)
-        if self.connected:
-            self.ray.cancel(ref)
-
-    def was_recalled(self, error: BaseException) -> bool:
-        return isinstance(error, self.ray.exceptions.TaskCancelledError)
 
     def remove_call(self, key: str, *, left: bool) -> None:
-        if key in self._spared:
-            self._spared.discard(key)
-            spare_no_more(key)
         if left:
             remove(key)
 

@@ -49,10 +49,6 @@ class GangCall(RemoteCall):
     def stop(self, grace: float) -> None:
         """Stop the call. A call not yet submitted to Ray never will be."""
         super().stop(grace)
-        self.cancel_unstarted()
-
-    def cancel_unstarted(self) -> None:
-        """Cancel the gang unless the nodes are reserved."""
         if self.bundle is None:
             self.call.future.cancel()
 

@@ -15,7 +15,7 @@ from anyaccel.pool import CPU, LocalEngine, Options, Pickled, loads
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.given import Given, check_known, given_broker, held_slots, identify_devices, plain
-from anyaccel_ray.notices import leave, remove, spared
+from anyaccel_ray.notices import leave, remove
 from anyaccel_ray.snapshot import node_inventory, restore_environ
 
 MARGIN_SECONDS = 5.0
@@ -78,14 +78,14 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
     """Run a call: the function of our task. The arguments are bytes, which Ray does not pickle again.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
-        call: A pickled tuple: a pickled :class:`~anyaccel.engines.remote.messages.Order`, the key of the call, and the
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
+        call: A pickled tuple: a pickled :class:`~anyaccel.engines.remote.cluster.Order`, the key of the call, and the
             path of its log or None.
         data: The pickled function and arguments.
         buffers: Buffers that the pickle refers to.
 
     Returns:
-        A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
+        A pickled :class:`~anyaccel.engines.remote.cluster.Answer`.
     """
     order, key, log = loads(call)
     noticed = False
@@ -95,14 +95,9 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
         leave(key, started)
         noticed = True
 
-    def ended() -> bool:
-        if not interrupted.is_set():
-            return False
-        interrupted.clear()  # a later cancellation may come without the mark
-        return not spared(key)
-
     with _uninterrupted() as interrupted:
-        answer = run_call(spec, RayNodeAdapter, order, log, Pickled(data, buffers), ended=ended, begun=begun)
+        body = Pickled(data, buffers)
+        answer = run_call(spec, RayNodeAdapter, order, log, body, ended=interrupted.is_set, begun=begun)
         if noticed:
             remove(key)
     return pickle.dumps(answer)

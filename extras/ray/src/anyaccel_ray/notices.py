@@ -1,8 +1,7 @@
 """Notices between pools and running calls, in the key-value store of the Ray cluster.
 
 Ray does not report when a call starts. A call that runs for a while leaves a notice, and its pool polls for notices
-while it has calls without one. To cancel only calls that have not started, a pool marks them as spared and lets Ray
-cancel them; the host of a call that runs ignores the cancellation if the mark is there.
+while it has calls without one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.1
 """Interval in seconds between two polls for notices."""
 _NAMESPACE = b"anyaccel"
-_SPARED = b"anyaccel spared"
 
 
 class NoticePoller:
@@ -74,7 +72,8 @@ def leave(key: str, started: Started) -> None:
 
 def remove(key: str) -> None:
     """Remove the notice of a call; no effect if there is none, or the cluster has gone."""
-    _delete(key, _NAMESPACE)
+    with contextlib.suppress(Exception):  # the store ends with the cluster
+        _store()._internal_kv_del(key, namespace=_NAMESPACE)  # noqa: SLF001
 
 
 def look(prefix: str, known: Iterable[str]) -> dict[str, Started]:
@@ -90,26 +89,6 @@ def look(prefix: str, known: Iterable[str]) -> dict[str, Started]:
         if value is not None:  # else the call is over, and has removed its notice
             found[key] = pickle.loads(value)  # noqa: S301 - from a process that runs the same user's code
     return found
-
-
-def spare(key: str) -> None:
-    """Mark a call as spared: if it runs, Ray's cancellation has no effect."""
-    _store()._internal_kv_put(key, b"", overwrite=True, namespace=_SPARED)  # noqa: SLF001
-
-
-def spared(key: str) -> bool:
-    """Return whether a call is marked as spared."""
-    return bool(_store()._internal_kv_exists(key, namespace=_SPARED))  # noqa: SLF001
-
-
-def spare_no_more(key: str) -> None:
-    """Remove the mark of :func:`spare`; no effect if there is none, or the cluster has gone."""
-    _delete(key, _SPARED)
-
-
-def _delete(key: str, namespace: bytes) -> None:
-    with contextlib.suppress(Exception):  # the store ends with the cluster
-        _store()._internal_kv_del(key, namespace=namespace)  # noqa: SLF001
 
 
 def _store() -> Any:

@@ -6,10 +6,14 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.engines.remote.cluster": (
+            "Answer",
             "Cluster",
             "Fitting",
+            "Order",
             "Plan",
+            "PoolSpec",
             "RemoteHost",
+            "Started",
             "describe_nodes",
             "find_fitting",
             "get_outcome",
@@ -24,6 +28,5 @@ __all__, __getattr__, __dir__ = face(
             "load_cached",
             "run_call",
         ),
-        "anyaccel.engines.remote.messages": ("Answer", "Order", "PoolSpec", "Started"),
     },
 )

@@ -1,7 +1,11 @@
+from anyaccel.engines.remote.cluster import Answer as Answer
 from anyaccel.engines.remote.cluster import Cluster as Cluster
 from anyaccel.engines.remote.cluster import Fitting as Fitting
+from anyaccel.engines.remote.cluster import Order as Order
 from anyaccel.engines.remote.cluster import Plan as Plan
+from anyaccel.engines.remote.cluster import PoolSpec as PoolSpec
 from anyaccel.engines.remote.cluster import RemoteHost as RemoteHost
+from anyaccel.engines.remote.cluster import Started as Started
 from anyaccel.engines.remote.cluster import describe_nodes as describe_nodes
 from anyaccel.engines.remote.cluster import find_fitting as find_fitting
 from anyaccel.engines.remote.cluster import get_outcome as get_outcome
@@ -15,7 +19,3 @@ from anyaccel.engines.remote.host import NodeAdapter as NodeAdapter
 from anyaccel.engines.remote.host import close_host as close_host
 from anyaccel.engines.remote.host import load_cached as load_cached
 from anyaccel.engines.remote.host import run_call as run_call
-from anyaccel.engines.remote.messages import Answer as Answer
-from anyaccel.engines.remote.messages import Order as Order
-from anyaccel.engines.remote.messages import PoolSpec as PoolSpec
-from anyaccel.engines.remote.messages import Started as Started

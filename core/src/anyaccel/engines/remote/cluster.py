@@ -1,4 +1,4 @@
-"""The interface of a cluster, to run calls and host actors; and a search for nodes that can serve a request."""
+"""The interface of a cluster, the messages between a pool and its hosts on nodes, and a search for fitting nodes."""
 
 # Methods without a default have a docstring and no body: each cluster implements them.
 # pyright: reportReturnType=false
@@ -10,22 +10,102 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from anyaccel.engines.remote.messages import Order
 from anyaccel.errors import NeverFitsError, UnknownNameError
-from anyaccel.model import Inventory, Request, Value, replace
-from anyaccel.pool.call import Options
-from anyaccel.pool.messages import Pickled
+from anyaccel.model import Allocation, Inventory, Request, Value, replace
+from anyaccel.pool.call import GangFuture, Options, read_exception
+from anyaccel.pool.engine import PoolSettings
+from anyaccel.pool.messages import Message, Pickled, dumps_error
 from anyaccel.scheduler import Scheduler, Verdict
 from anyaccel.scheduler.placement import NameRegistry
 from anyaccel.vendors import KnownNames, validate
 
-if TYPE_CHECKING:
-    from anyaccel.pool.gang import GangFuture
-
 FRESH_SECONDS = 5.0
 """Seconds after which the list of nodes is fetched again."""
+FAILED = 0
+"""Kind of an answer that no worker gave: the host could not run the call to its end. The data is the error."""
+
+
+class PoolSpec(Value):
+    """What the hosts of a pool must know.
+
+    Attributes:
+        pool: Name of the pool, unique on the cluster.
+        path: Module path of the pool's process.
+        settings: Settings of the workers on each node.
+    """
+
+    pool: str
+    path: tuple[str, ...]
+    settings: PoolSettings
+
+
+class Order(Value):
+    """How a call or an actor is to be run. Compared by identity: hosts unpickle each order once.
+
+    Attributes:
+        name: Name of the call in messages.
+        request: The request, or None for the CPU alone.
+        resources: For each term of the request, the resource of the cluster; empty where the node chooses the devices.
+        max_calls: Calls after which a process is replaced; 0 for never.
+        timeout: Seconds that the call may run, or None.
+        concurrency: Number of methods of an actor that may run at the same time.
+    """
+
+    name: str
+    request: Request | None
+    resources: tuple[str, ...]
+    max_calls: int
+    timeout: float | None
+    concurrency: int
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Started(NamedTuple):
+    """The notice of a running call.
+
+    Attributes:
+        node: Name of its node.
+        allocation: The devices that it holds; None if not known yet.
+    """
+
+    node: str
+    allocation: Allocation | None
+
+
+class Answer(NamedTuple):
+    """The answer to a call.
+
+    Attributes:
+        kind: Kind of the worker's message, or :data:`FAILED`.
+        data: The pickled value or error.
+        buffers: Memory that the pickle refers to.
+        started: Where the call ran, if it did.
+    """
+
+    kind: int
+    data: bytes
+    buffers: tuple[bytearray, ...] = ()
+    started: Started | None = None
+
+    def message(self, number: int = 0) -> Message:
+        """Return the worker's message, with the number of the call in this process."""
+        return Message(self.kind, self.data, [memoryview(each) for each in self.buffers], [], number)
+
+    def error(self) -> Any:
+        """Return the error of a host, or the one of a worker's setup, which the host has read and written again."""
+        return read_exception(self.message(), plain=False)
+
+
+def make_failure(error: BaseException) -> Answer:
+    """Make the answer of a call after a failure of the host: of the kind :data:`FAILED`, with the error."""
+    return Answer(FAILED, dumps_error(error, "").data)
 
 
 class Plan(Value):
@@ -100,7 +180,7 @@ class Cluster(Protocol[P]):
         """Compute the plan of a request; the caller holds the lock."""
 
     def place(self, order: Order, plan: P, *, actor: bool) -> Any:
-        """Return the ``place`` argument of :meth:`run` and :meth:`host`, shared by equal calls."""
+        """Return the ``place`` argument of :meth:`run` and :meth:`host`."""
 
     def run(self, place: Any, order: bytes, key: str, log: str | None, body: Pickled) -> Any:
         """Submit a call with its pickled order; return a ref of the pickled answer."""
@@ -115,12 +195,6 @@ class Cluster(Protocol[P]):
 
     def cancel(self, key: str, ref: Any) -> None:
         """End a call, running or not. The host grants the pool's time of grace."""
-
-    def cancel_unstarted(self, key: str, ref: Any) -> None:
-        """End a call unless running; :meth:`was_recalled` recognizes the resulting error."""
-
-    def was_recalled(self, error: BaseException) -> bool:
-        """Return whether an error is the consequence of :meth:`cancel_unstarted`."""
 
     def remove_call(self, key: str, *, left: bool) -> None:
         """Remove the cluster's records of a finished call; ``left`` if the host could not do so."""

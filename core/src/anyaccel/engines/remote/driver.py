@@ -9,27 +9,30 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from anyaccel.engines.remote.cluster import Cluster, Plan, RemoteHost, get_outcome
-from anyaccel.engines.remote.messages import FAILED, Answer, Order, PoolSpec, Started
+from anyaccel.engines.remote.cluster import (
+    FAILED,
+    Answer,
+    Cluster,
+    Order,
+    Plan,
+    PoolSpec,
+    RemoteHost,
+    Started,
+    get_outcome,
+)
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
-from anyaccel.pool.call import Call, Options, read_exception, set_outcome
+from anyaccel.pool.call import Call, GangFuture, Options, set_outcome
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
 
-if TYPE_CHECKING:
-    from anyaccel.pool.gang import GangFuture
-
-MOST_PREPARED = 256
-"""Maximum number of prepared submissions that a pool keeps."""
 _CPU_PLAN = Plan()
 
 
@@ -56,8 +59,6 @@ class Driver(Engine):
         self.name = secrets.token_hex(8)
         self.numbers = count()
         self._waiting: deque[Call] = deque()
-        # The value keeps the plan and the options alive, because the key has only their ids: they take long to hash.
-        self._places: dict[object, tuple[tuple[Any, bytes], Plan, Options]] = {}
         spec = PoolSpec(
             pool=self.name,
             path=tuple(os.path.abspath(entry) for entry in sys.path),
@@ -141,31 +142,20 @@ class Driver(Engine):
             self.members.update(members)
 
     def place(self, call: Call) -> tuple[Any, bytes]:
-        """Return the cluster's arguments for a call and the pickled order for its host, the same for equal calls.
+        """Return the cluster's arguments for a call, and the pickled order for its host.
 
         Raises:
             NeverFitsError: When no node can serve its request any more.
         """
         options = call.options if call.actor is None else call.actor.group.options
         plan = _CPU_PLAN if options.needs is None else self.cluster.plan(options.needs)
-        key = (call.name, call.kind, id(options), id(plan))
-        found = self._places.get(key)
-        if found is None:
-            order = make_order(call.name, options, plan)
-            place = self.cluster.place(order, plan, actor=call.actor is not None)
-            if len(self._places) > MOST_PREPARED:
-                self._places.clear()
-            found = self._places[key] = ((place, pickle.dumps(order)), plan, options)
-        return found[0]
+        order = make_order(call.name, options, plan)
+        return self.cluster.place(order, plan, actor=call.actor is not None), pickle.dumps(order)
 
     def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
         """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error."""
-
-        def hand_over(done: Future[Any]) -> None:
-            """Leave a note for the reactor to call the handler."""
-            reactor().call_soon(partial(handler, *get_outcome(done)))
-
-        self.cluster.future(ref).add_done_callback(hand_over)
+        future = self.cluster.future(ref)
+        future.add_done_callback(lambda done: reactor().call_soon(partial(handler, *get_outcome(done))))
 
     def on_started(self, key: str, started: Started) -> None:
         """Record where the call of a key runs; no effect if the call is over."""
@@ -181,39 +171,26 @@ class Driver(Engine):
 
         Args:
             wait: Whether to return only after that, with the cluster's side closed; ignored in the reactor's thread.
-            cancel_futures: Whether to cancel the queued calls, and the submitted calls that no node runs.
+            cancel_futures: Whether to cancel the queued calls, and the submitted calls that no node is known to run.
         """
         if self.foreign:
             return
-        with self.lock:
-            self.closed = True
-            members = list(self.members)
-            waiting = list(self._waiting) if cancel_futures else []
         if not self.cluster.connected:
-            for member in members:
+            with self.lock:
+                lost = list(self.members)
+            for member in lost:
                 reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
-        elif cancel_futures:
-            for member in members:
-                member.cancel_unstarted()
-        for call in waiting:
-            call.future.cancel()
-        self.finish_shutdown()
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait and not reactor().inside:
-            self.drained.result()
             self.cluster.close()
 
     def finish_shutdown(self) -> None:
-        """Close the actors of a closed pool, and the cluster's side once no work is left.
-
-        Then ``drained`` is set; the cluster is closed in a thread. No effect in an open pool.
-        """
+        """Close the cluster's side in a thread, and set ``drained``, once a closed pool has no work left."""
         if not self.closed:
             return
         with self.lock:
             waiting = [call for call in self._waiting if not call.future.done()]
             members = list(self.members)
-        for group in list(self.groups):
-            group.close()
         if not members and not waiting and not self.drained.done():
             self.set_drained()
             # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
@@ -226,8 +203,7 @@ class Driver(Engine):
 
     def on_broken(self, answer: Answer, call: Call) -> None:
         """Break the pool and fail its calls, also this one, because the worker of a call could not be set up."""
-        # Not as plain data: the answer is of the host, which has read the worker's.
-        self.mark_broken(read_exception(answer.message(), plain=False), call)
+        self.mark_broken(answer.error(), call)
 
     def remove(self, member: RemoteCall | RemoteActor) -> None:
         """Remove a finished call or actor, submit queued calls instead, and finish the shutdown of a closed pool."""
@@ -300,12 +276,32 @@ class RemoteWork:
         return list(self.running.values())
 
     def on_started(self, started: Started) -> None:
-        """Record the node and the devices, here and for each outstanding call, which does not wait any more."""
+        """Record the node and the devices, here and for each outstanding call, which counts as sent."""
         self.started = started
         for call in self.outstanding:
-            call.waits = None
             call.sent = True
             call.future.allocation = started.allocation
+
+    def launch(self, call: Call) -> None:
+        """Submit it to the cluster for its first call; an exception fails the call, and counts as a loss."""
+        try:
+            self.submit(call)
+        except Exception as error:  # noqa: BLE001 - the future reports it
+            call.fail(error)
+            # By the reactor: the end submits the next call, which may fail as well, and so thousands of times.
+            reactor().call_soon(partial(self.on_lost, error))
+            return
+        if self.stopped:  # by another thread, before there was a ref or a host
+            self.stop(0)
+
+    def submit(self, call: Call) -> None:
+        """Submit it to the cluster, and follow the answer; exceptions of the cluster pass."""
+
+    def stop(self, grace: float) -> None:
+        """End it, and return at once; before the submission, :meth:`launch` does this."""
+
+    def on_lost(self, error: BaseException) -> None:
+        """End it, because the cluster has no answer."""
 
     def make_death_error(self, error: BaseException) -> WorkerError:
         """Make the error of a call whose answer the cluster has lost.
@@ -342,31 +338,19 @@ class RemoteCall(RemoteWork):
         super().__init__(driver, call)
         self.call = call
         self._ref: Any = None
-        self._recalled = False
 
     def place(self, call: Call) -> tuple[Any, bytes]:
         """Return the cluster's arguments for the call and the pickled order for its host."""
         return self.driver.place(call)
 
-    def launch(self, call: Call) -> None:
-        """Submit the call to the cluster; an exception fails the call.
-
-        The arguments are dropped if the call cannot be retried.
-        """
-        try:
-            place, order = self.place(call)
-            body = call.body or Pickled(b"", [])
-            if not call.may_be_retried:
-                call.body = None
-            self._ref = self.driver.cluster.run(place, order, self.key, self._make_log(call), body)
-            self.driver.follow(self._ref, self._on_answer)
-        except Exception as error:  # noqa: BLE001 - the future reports it
-            call.fail(error)
-            # By the reactor: end() submits the next call, which may fail as well, and so thousands of times.
-            reactor().call_soon(partial(self.end, left=False))
-            return
-        if self.stopped:  # by another thread, before there was a ref
-            self.stop(0)
+    def submit(self, call: Call) -> None:
+        """Submit the call to the cluster; drop the arguments if the call cannot be retried."""
+        place, order = self.place(call)
+        body = call.body or Pickled(b"", [])
+        if not call.may_be_retried:
+            call.body = None
+        self._ref = self.driver.cluster.run(place, order, self.key, self._make_log(call), body)
+        self.driver.follow(self._ref, self._on_answer)
 
     def stop(self, grace: float) -> None:  # noqa: ARG002
         """Have the cluster cancel the call; the host stops the worker with the pool's time of grace, not ``grace``.
@@ -376,15 +360,6 @@ class RemoteCall(RemoteWork):
         self.stopped = True
         if (ref := self._ref) is not None:
             self.driver.cluster.cancel(self.key, ref)
-
-    def cancel_unstarted(self) -> None:
-        """Have the cluster cancel the call unless a node runs it, as the host decides.
-
-        No effect before the submission, or if a node is known to run the call.
-        """
-        if (ref := self._ref) is not None and not self.begun:
-            self._recalled = True
-            self.driver.cluster.cancel_unstarted(self.key, ref)
 
     def _on_answer(self, value: bytes, error: BaseException | None) -> None:
         """Set the outcome of the call from the host's answer, and remove the call from the pool.
@@ -402,25 +377,22 @@ class RemoteCall(RemoteWork):
         if self.running.pop(call.number, None) is None:
             return
         if answer.kind == FAILED:
-            self._fail(loads(answer.data))
+            self._fail(answer.error())
         elif answer.kind == MessageKind.BROKEN:
             self.driver.on_broken(answer, call)
         else:
-            set_outcome(call, answer.message(), plain=self.driver.settings.preparation.plain)
+            set_outcome(call, answer.message(), plain=self.driver.settings.plain)
         self.end(left=False)
 
     def on_lost(self, error: BaseException) -> None:
-        """Cancel, retry or fail the call, because the cluster has no answer; remove the call from the pool.
+        """Retry or fail the call, because the cluster has no answer; remove the call from the pool.
 
         No effect on an answered call.
         """
         death = self.make_death_error(error)
         if self.running.pop(self.call.number, None) is None:
             return
-        if self._recalled and self.driver.cluster.was_recalled(error):
-            self.call.future.cancel()
-        else:
-            self._fail(death)
+        self._fail(death)
         self.end(left=self.started is not None)
 
     def end(self, *, left: bool) -> None:
@@ -453,21 +425,12 @@ class RemoteActor(RemoteWork):
         self._gone = self.ending = False
         self._death: WorkerError | None = None
         self._unanswered: set[int] = set()
-        self._timer: Timer | None = None
 
-    def launch(self, call: Call) -> None:
-        """Submit the host to the cluster; an exception fails the construction and ends the actor."""
-        try:
-            place, order = self.driver.place(call)
-            self._host = self.driver.cluster.host(place, order, self.key)
-            self.driver.follow(self._host.started(), self._on_placed)
-        except Exception as error:  # noqa: BLE001 - the future reports it
-            call.fail(error)
-            # By the reactor, as in RemoteCall.launch().
-            reactor().call_soon(partial(self._end, BrokenWorkerError(f"it could not be placed: {error}")))
-            return
-        if self.stopped:  # by another thread, before there was a host
-            self.stop(0)
+    def submit(self, call: Call) -> None:
+        """Submit the host to the cluster."""
+        place, order = self.driver.place(call)
+        self._host = self.driver.cluster.host(place, order, self.key)
+        self.driver.follow(self._host.started(), self._on_placed)
 
     def accepts(self, call: Call) -> bool:
         """Reserve a place for a call, which follows in :meth:`run`; return False if the actor cannot run another."""
@@ -514,26 +477,18 @@ class RemoteActor(RemoteWork):
         elif self._host is not None:
             self._host.kill()
 
-    def cancel_unstarted(self) -> None:
-        """Cancel the construction unless a node has started the host."""
-        if self.started is None:
-            self._state.construction.future.cancel()
-
     def shut_down(self) -> None:
-        """Ask the process to exit, and stop the process after the grace period, of at least a second."""
+        """Ask the process to exit; the node stops the process after the grace period, of at least a second."""
         self.ending = True
-        if self._gone or self._host is None:
-            return
-        self._host.close()
-        grace = self.driver.settings.grace
-        self._timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
+        if self._host is not None and not self._gone:
+            self._host.close()
 
     def _on_placed(self, value: Started | Answer, error: BaseException | None) -> None:
         """Record the node, follow the end of the process, and have the object constructed; or end the actor."""
         if error is not None:
             self.on_lost(error)
         elif isinstance(value, Answer):
-            self._end(loads(value.data))
+            self._end(value.error())
         else:
             assert self._host is not None  # noqa: S101 - it says that it has started
             self.on_started(value)
@@ -549,7 +504,7 @@ class RemoteActor(RemoteWork):
             self.on_lost(error)
             return
         self.ending = True
-        self._death = self._death or loads(answer.data)
+        self._death = self._death or answer.error()
         self._end_if_answered()
 
     def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
@@ -562,7 +517,7 @@ class RemoteActor(RemoteWork):
             self.on_lost(error)
             return
         self._unanswered.discard(call.number)
-        failure = loads(answer.data) if answer.kind == FAILED else None
+        failure = answer.error() if answer.kind == FAILED else None
         if isinstance(failure, BrokenWorkerError):  # the call stays outstanding: the end fails or retries it
             self.ending = True
             self._death = self._death or failure
@@ -596,7 +551,7 @@ class RemoteActor(RemoteWork):
         if lives:
             self.pull()
         call.body = None
-        set_outcome(call, answer.message(call.number), plain=self.driver.settings.preparation.plain)
+        set_outcome(call, answer.message(call.number), plain=self.driver.settings.plain)
         if lives and self._group.closing:
             self._group.close()
 
@@ -615,17 +570,14 @@ class RemoteActor(RemoteWork):
         self._gone = True
         outstanding = self.outstanding
         self.running.clear()
-        self._state.set_death(death)  # before a caller hears of it and calls again
         again = [] if self.stopped else [call for call in outstanding if call.may_be_retried]
         for call in again:
             call.retry()
         self._group.put_back(again)
+        self._state.on_gone(death)  # before a caller hears of it and calls again
         for call in outstanding:
             if call not in again:
                 call.fail(death)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._state.on_gone(death)
         if self._host is not None:
             self._host.kill()
         self.driver.cluster.remove_call(self.key, left=False)

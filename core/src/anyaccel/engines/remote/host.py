@@ -5,6 +5,9 @@ complete before any user code was unpickled. So a fresh process for each call ta
 traces of an earlier one.
 """
 
+# Methods without a default have a docstring and no body: each cluster implements them.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import os
@@ -16,7 +19,7 @@ from concurrent.futures import CancelledError, wait
 from functools import lru_cache, partial
 from typing import Protocol
 
-from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
+from anyaccel.engines.remote.cluster import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import ActorGroup
@@ -45,14 +48,12 @@ class NodeAdapter(Protocol):
     @property
     def broker(self) -> Broker:
         """The broker of the node's devices."""
-        raise NotImplementedError
 
     def refresh(self) -> None:
         """Undo what the cluster writes into the environment for each call."""
 
     def options(self, order: Order) -> Options:
         """Return the options of a call: with the assigned devices, or with any suitable devices."""
-        raise NotImplementedError
 
     def expected(self, options: Options) -> Allocation | None:
         """Return the future allocation of a call, or None if unknown before the start."""
@@ -75,6 +76,7 @@ class Host:
         self.node = node
         self.idle = max(spec.settings.idle, 1.0)
         self.core = LocalEngine(lambda: node.broker, spec.settings)
+        self.core.set_outcome = relay_answer
         self.users = 0
         self.used = time.monotonic()
 
@@ -88,6 +90,11 @@ class Host:
         """Return the node and the devices of a call, expected or held; None if they are not known yet."""
         allocation = call.future.allocation or self.node.expected(call.options)
         return None if allocation is None else Started(self.node.name, allocation)
+
+
+def relay_answer(call: Call, message: Message) -> None:
+    """Make a copy of the worker's answer, unread, the result of its call."""
+    call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
 
 
 def wait_for_answer(call: Call) -> Answer:
@@ -200,19 +207,13 @@ def run_call(
 
 
 def enter_call(call: Call, log: str | None, enter: Callable[[], object]) -> None:
-    """Queue a call, of which a copy of the worker's message, unread, becomes the result; an exception fails the call.
+    """Queue a call; an exception fails the call.
 
     Args:
         call: The call.
         log: File for the output, or None. Its directory is made, which may exist only where the pool is.
         enter: Queues the call.
     """
-
-    def relay(message: Message) -> None:
-        """Set the result."""
-        call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
-
-    call.relay = relay
     try:
         if log is not None:
             os.makedirs(os.path.dirname(log), exist_ok=True)
@@ -226,7 +227,7 @@ class ActorHost:
     """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
         make_node: Makes the adapter of this node, if the pool has no host here yet.
         order: A pickled :class:`Order`.
     """
@@ -266,7 +267,7 @@ class ActorHost:
         body = Pickled(data, buffers)
         if not method:
             self._group = ActorGroup(self._host.core, self._order.name, self._options)
-            call = self._group.first.construction
+            call = self._group.begun[0].construction
             enter_call(call, log, partial(self._host.core.enter, call, body))
         else:
             assert self._group is not None  # noqa: S101 - the construction comes first
@@ -314,5 +315,5 @@ class ActorHost:
         """
         if self._group is None:
             return self._unmade
-        member = self._group.first.member
+        member = self._group.begun[0].member
         return None if member in self._host.core.members else self._group.death
