@@ -115,9 +115,9 @@ class DeviceState:
     """
 
     def __init__(self, device: Device, sample: Sample) -> None:
-        self.device = device
-        self.seen = sample.observed.get(device.id, _NO_STATS)
-        self.records = None if sample.leases is None else sample.leases.get(device.id, [])
+        self.device: Device = device
+        self.seen: Stats = sample.observed.get(device.id, _NO_STATS)
+        self.records: list[LeaseRecord] | None = None if sample.leases is None else sample.leases.get(device.id, [])
         self._reserved = sample.reserved.get(device.id)
         self._here = sample.inventory.machine == HOST  # process ids of a recording belong to another machine
 
