@@ -94,6 +94,7 @@ def chosen_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     one: it rewrites its plug-ins, Hypothesis among them, which takes longer than the rest of it.
     """
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)  # tox sets it, and odd text could not be printed at all
     for name in list(os.environ):
         if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
@@ -112,6 +113,14 @@ def _choose_recordings(request: pytest.FixtureRequest) -> Path:
     for path in sorted(Path(request.cls.recordings).iterdir())[::3]:
         (chosen / path.name).symlink_to(path)
     return chosen
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a distribution which is not installed, as in ``tox -e core``."""
+    for name in (name for mark in item.iter_markers("needs") for name in mark.args):
+        if find_spec(f"anyaccel_{name}") is None:
+            pytest.skip(f"needs anyaccel-{name}, which is not installed")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from anyaccel.text import clock
-from our_commands import INSTALLED
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write a configuration and act as a user")
 
@@ -206,7 +205,7 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
     assert done["run"] == done["root"] == (0, "served\n")
 
 
-@pytest.mark.skipif("drain" not in INSTALLED, reason="needs anyaccel-jobs")
+@pytest.mark.needs("jobs")
 @pytest.mark.timeout(300)
 def test_a_wait_is_explained_by_users_times_and_withheld_devices():
     """``run`` and ``queue`` have the same words, and a lease without a time limit has no time."""

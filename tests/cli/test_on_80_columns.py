@@ -147,7 +147,11 @@ def test_the_lines_of_hold_can_be_copied_into_a_shell(anyaccel):
 
 @pytest.mark.parametrize(
     ("arguments", "close"),
-    [(("export", "slrum"), "slurm"), (("completion", "zhs"), "zsh"), (("env", "A1:1", "--mask", "indx"), "index")],
+    [
+        pytest.param(("export", "slrum"), "slurm", marks=pytest.mark.needs("export")),
+        (("completion", "zhs"), "zsh"),
+        (("env", "A1:1", "--mask", "indx"), "index"),
+    ],
 )
 def test_a_wrong_choice_is_told_the_nearest(arguments, close, anyaccel):
     done = anyaccel(*arguments)

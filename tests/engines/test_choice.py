@@ -58,7 +58,7 @@ def test_without_ray_everything_else_works(acme, monkeypatch):
         assert pool.submit(pow, 2, 5).result(60) == 32
 
 
-@pytest.mark.parametrize("engine", ["ray", "dask"])
+@pytest.mark.parametrize("engine", [pytest.param(each, marks=pytest.mark.needs(each)) for each in ("ray", "dask")])
 @pytest.mark.parametrize("options", [{"machine": "sim:A1:1"}, {"declare": {"GPU": 1}}])
 def test_arguments_for_one_machine(engine, options):
     (name,) = options

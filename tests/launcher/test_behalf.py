@@ -13,6 +13,7 @@ from anyaccel.cli.doctor import diagnose_leases
 from anyaccel.ledger import Ledger, entries
 from anyaccel.linux import groups
 
+pytestmark = pytest.mark.needs("nvidia", "tpu")
 MACHINE = "sim:H100:2"
 HIERARCHY = "/sys/fs/cgroup" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "/sys/fs/cgroup/unified"
 

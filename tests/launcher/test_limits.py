@@ -192,6 +192,7 @@ def anyaccel(tree, *arguments, **options):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, **options)
 
 
+@pytest.mark.needs("jobs")
 def test_the_command_line_holds_commands_to_memory(tree, acme, tmp_path):
     done = anyaccel(tree, "run", "acme/0", "--machine", "sim:A1:2", "--memory", "2G", "--", sys.executable, "-c", SHOW)
     assert done.returncode == 0, done.stderr
@@ -481,7 +482,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("detached", [False, pytest.param(True, marks=pytest.mark.needs("jobs"))])
 def test_the_command_line_leaves_no_real_group_behind(kernel, acme, tmp_path, detached):
     """The controller of memory itself is not here: another one stands for it."""
     show = ["sh", "-c", f"cat /proc/self/cgroup > {tmp_path}/shown.new; mv {tmp_path}/shown.new {tmp_path}/shown"]

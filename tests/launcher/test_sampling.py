@@ -112,6 +112,7 @@ def started(machine, tmp_path):
         each.wait()
 
 
+@pytest.mark.needs("jobs")
 def test_means_and_peaks_of_what_the_vendor_tells_go_to_the_journal(vendor, started, anyaccel):
     vendor.tell({"utilization": 1.0, "memory_used_bytes": 7 << 30}, {"utilization": 0.02, "memory_used_bytes": 5})
     end = started("run", "APU:2")
@@ -132,6 +133,7 @@ def test_means_and_peaks_of_what_the_vendor_tells_go_to_the_journal(vendor, star
     assert (row["idle_leases"], row["memory_peak_bytes"]) == (1, 7 << 30)
 
 
+@pytest.mark.needs("jobs")
 def test_devices_that_are_held_idle_are_told(vendor, started, anyaccel):
     vendor.tell({"utilization": 0.0}, {"utilization": 0.9})
     end = started("run", "acme/0")
@@ -144,6 +146,7 @@ def test_devices_that_are_held_idle_are_told(vendor, started, anyaccel):
     assert row["idle_device_seconds"] == pytest.approx(entry["held"], abs=0.01)
 
 
+@pytest.mark.needs("jobs")
 def test_the_line_of_a_job_has_its_use_and_its_status(vendor, machine, anyaccel, tmp_path):
     stop = tmp_path / "stop"
     wait = f"while [ ! -e {stop} ]; do sleep 0.05; done; exit 3"

@@ -97,6 +97,7 @@ def test_a_worker_that_says_it_could_not_be_set_up_breaks_no_pool(pool, prepared
     assert one.submit(pow, 2, 5).result(60) == 32
 
 
+@pytest.mark.needs("nvidia")
 @pytest.mark.parametrize("body", [b"", b"\x80", dumps(7).data, dumps((1, 2, 3)).data, dumps((b"x", "s", "t")).data])
 def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
     one = pool()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel_tpu import plugin
 
 if find_spec("tpu_info") is None and find_spec("libtpu") is None:
     pytest.skip("tox -e real-tpu installs tpu-info and JAX, tox -e real-libtpu libtpu", allow_module_level=True)
@@ -101,6 +100,8 @@ def test_libtpu_knows_each_variable_of_the_plugin(report):
         pytest.skip("tox -e real-libtpu installs libtpu")
     (folder,) = find_spec("libtpu").submodule_search_locations
     data = (Path(folder) / "libtpu.so").read_bytes()
+    from anyaccel_tpu import plugin
+
     variables = plugin.anyaccel_info().env_vars
     known = {name.decode() for name in re.findall(rb"(?<![A-Z_])[A-Z]+(?:_[A-Z]+)+(?![A-Z_])", data)}
     faults = {name: [] if name in known else ["not in the library"] for name in variables}
