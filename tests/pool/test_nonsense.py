@@ -97,7 +97,6 @@ def test_a_worker_that_says_it_could_not_be_set_up_breaks_no_pool(pool, prepared
     assert one.submit(pow, 2, 5).result(60) == 32
 
 
-@pytest.mark.needs("nvidia")
 @pytest.mark.parametrize("body", [b"", b"\x80", dumps(7).data, dumps((1, 2, 3)).data, dumps((b"x", "s", "t")).data])
 def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
     one = pool()
@@ -129,6 +128,7 @@ def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
     assert one.submit(pow, 2, 5).result(60) == 32
 
 
+@pytest.mark.needs("nvidia")
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b"null"], ids=repr)
 def test_a_lease_whose_file_was_written_to_can_be_quarantined(tmp_path, body):
     with aa.acquire("H100:1", machine="sim:H100:1") as hold:

@@ -9,6 +9,7 @@ from anyaccel._version import __version__
 
 _HOMES = {
     "anyaccel.cli.commands": ("load_ipython_extension",),
+    "anyaccel.durations": ("Duration",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",
@@ -80,7 +81,6 @@ _HOMES = {
     "anyaccel.pool.call": ("BrokenPoolError", "CallFuture", "GangFuture"),
     "anyaccel.pool.pool": ("Pool",),
     "anyaccel.pool.results": ("Results",),
-    "anyaccel.text": ("Duration",),
 }
 _names, __getattr__, __dir__ = face(__name__, _HOMES)
 __all__ = ["__version__", *_names]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers

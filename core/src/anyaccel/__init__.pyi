@@ -1,5 +1,6 @@
 from anyaccel._version import __version__ as __version__
 from anyaccel.cli.commands import load_ipython_extension as load_ipython_extension
+from anyaccel.durations import Duration as Duration
 from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
@@ -91,4 +92,3 @@ from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
 from anyaccel.scheduler.filters import request_devices as request_devices
 from anyaccel.scheduler.topology import choose_devices as choose_devices
-from anyaccel.text import Duration as Duration

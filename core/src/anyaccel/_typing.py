@@ -40,9 +40,16 @@ else:
     class NamedTuple(metaclass=_NamedTupleType):
         """Base of tuples with named fields."""
 
-    class TypedDict:
-        """Base of classes that name the keys of a dict, with those of their bases; no object of them is made."""
+    class _TypedDictType(type):
+        """Makes a class that names the keys of a dict, with those of its bases; no object of it is made."""
 
-        def __init_subclass__(cls, **_: bool) -> None:
-            inherited = {key: kind for base in cls.__bases__ for key, kind in base.__annotations__.items()}
-            cls.__annotations__ = inherited | cls.__annotations__
+        def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **_: bool) -> type:
+            inherited = {key: kind for base in bases for key, kind in base.__annotations__.items()}
+            namespace["__annotations__"] = inherited | namespace.get("__annotations__", {})
+            return super().__new__(cls, name, bases, namespace)
+
+        def __init__(cls, *given: object, **_: bool) -> None:
+            super().__init__(*given)
+
+    class TypedDict(metaclass=_TypedDictType):
+        """Base of classes that name the keys of a dict."""

@@ -1,4 +1,4 @@
-"""Text from other users, devices and plug-ins, made safe for terminals; text for people, and durations and sizes.
+"""Text from other users, devices and plug-ins, made safe for terminals; and text for people.
 
 Notes, ids, models, error messages of plug-ins, names of directories and programs come from other users, devices,
 recordings and plug-ins. No such text may steer a terminal, or add a line to printed or written text.
@@ -9,11 +9,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import overload
 
 REPLACEMENT = "\ufffd"
-Duration = float | str
-"""A number of seconds, or a text: ``"90s"``, ``"15m"``, ``"2h"``, ``"7d"``, ``"1h30m"``, ``"90"``, ``"1:30:00"``."""
 _SHOWN = 60
 _LONGEST_TEXT = 250
 _LISTED = 4
@@ -67,47 +64,6 @@ def duration(text: object) -> float:
     if not 0 < seconds <= LONGEST_DURATION:
         raise ValueError(f"must be more than 0 and at most 366d (got {text!r})")
     return seconds
-
-
-# mypy takes overloads in a block of their own, without other statements, as those of the function that follows.
-if TYPE_CHECKING:
-
-    @overload
-    def read_seconds(name: str, value: Duration, *, least: float = 0.0, positive: bool = False) -> float: ...
-    @overload
-    def read_seconds(
-        name: str, value: Duration | None, *, least: float = 0.0, positive: bool = False
-    ) -> float | None: ...
-
-
-def read_seconds(name: str, value: Duration | None, *, least: float = 0.0, positive: bool = False) -> float | None:
-    """Return the value of an argument of a function in seconds; None stays None.
-
-    Args:
-        name: Name of the argument, for the message.
-        value: The value.
-        least: The least number that is permitted; a text is always more than 0.
-        positive: Whether the number must be more than 0.
-
-    Raises:
-        UsageError: If the value is neither such a number nor a duration.
-    """
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            return duration(value)
-        except ValueError as error:
-            told = str(error)
-    # Callers without a type checker may pass any value; nan fails the comparisons.
-    elif isinstance(value, (int, float)) and (value > 0 if positive else value >= least):  # type: ignore[redundant-expr]
-        return value
-    else:
-        bound = "more than 0" if positive else f"{least:g} or more" if least > float("-inf") else "any"
-        told = f"must be a number of seconds ({bound}) or a text such as '1h30m' (got {shown(value)})"
-    from anyaccel.errors import UsageError  # errors name types of the model, which imports this module
-
-    raise UsageError(f"{name} {told}")
 
 
 def elapsed(seconds: float) -> str:

@@ -10,9 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anyaccel.durations import Duration
     from anyaccel.model import Inventory
     from anyaccel.probe.machine import Machine
-    from anyaccel.text import Duration
 
 
 def detect(
@@ -49,8 +49,8 @@ def detect(
     environ = os.environ if environ is None else environ
     begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
     # Imports while the fork server starts.
+    from anyaccel.durations import read_seconds
     from anyaccel.inventory.find import find
-    from anyaccel.text import read_seconds
 
     seconds = read_seconds("timeout", timeout)
     return find(machine, declare=declare, timeout=seconds, environ=environ, everybody=everybody)

@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel import configuration
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import MachineError, PluginError, UsageError
 from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Stats, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.text import Duration, read_seconds
 from anyaccel.vendors import DEADLINE_SECONDS, begin, do_meanwhile
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed
 from anyaccel.vendors.presence import Presence, read_presences, select_makers, select_present

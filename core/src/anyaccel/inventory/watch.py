@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from threading import Event, Thread
 from time import monotonic
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.inventory.detect import detect
 from anyaccel.model import Device, Inventory, Value, VendorReport, VendorState, replace
-from anyaccel.text import Duration, read_seconds
 from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False

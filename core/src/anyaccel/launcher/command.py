@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
@@ -17,7 +18,6 @@ from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, desc
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
-from anyaccel.text import Duration, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from time import monotonic
 from types import TracebackType
 
 from anyaccel._typing import TypeVar
+from anyaccel.durations import read_seconds
 from anyaccel.errors import (
     AnyaccelError,
     DeadlockError,
@@ -27,7 +28,7 @@ from anyaccel.model import NOTHING, Allocation, Device, Extent, Request, Stats, 
 from anyaccel.model.request import share_table
 from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
-from anyaccel.text import printable, read_seconds
+from anyaccel.text import printable
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False

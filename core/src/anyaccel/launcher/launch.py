@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel._typing import TypedDict
+from anyaccel.durations import Duration
 from anyaccel.errors import EnforcementError, UnknownOptionError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import (
@@ -25,7 +26,7 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import Scheduler, parse_request
-from anyaccel.text import Duration, shown, size, suggest
+from anyaccel.text import shown, size, suggest
 from anyaccel.vendors import DEADLINE_SECONDS, KnownNames, validate
 from anyaccel.vendors import close as close_vendors
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
@@ -28,7 +29,7 @@ from anyaccel.model import (
     slot_mask,
 )
 from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
-from anyaccel.text import LONGEST_DURATION, Duration, clock, read_seconds, span
+from anyaccel.text import LONGEST_DURATION, clock, span
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False

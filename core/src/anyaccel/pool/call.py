@@ -16,11 +16,11 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
 from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
-from anyaccel.text import Duration, read_seconds
 
 if TYPE_CHECKING:
     from anyaccel.scheduler import Verdict

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, TypeVarTuple, overload
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.launch import StartOptions, check_options
 from anyaccel.model import Allocation, replace
@@ -19,7 +20,6 @@ from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
-from anyaccel.text import Duration, read_seconds
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -18,11 +18,12 @@ from functools import partial
 from math import inf
 from typing import Any, Self, TextIO, TypedDict, TypeVar
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.model import Value
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.reactor import allow_forks, reactor
-from anyaccel.text import Duration, elapsed, read_seconds
+from anyaccel.text import elapsed
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]

@@ -9,6 +9,7 @@ from itertools import count
 from math import inf
 from time import monotonic
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, may_pass, sum_usage
@@ -16,7 +17,6 @@ from anyaccel.scheduler.books import NO_TERMS, Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
-from anyaccel.text import Duration, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

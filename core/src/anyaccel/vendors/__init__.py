@@ -10,9 +10,8 @@ from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from anyaccel.model import Device, Term
     from anyaccel.vendors.contract import HOOKS as HOOKS
     from anyaccel.vendors.contract import RECORDED as RECORDED
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
@@ -25,8 +24,10 @@ if TYPE_CHECKING:
     from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
     from anyaccel.vendors.guarded import Outcome as Outcome
     from anyaccel.vendors.guarded import call_all as call_all
+    from anyaccel.vendors.process import KnownNames as KnownNames
     from anyaccel.vendors.process import ask as ask
     from anyaccel.vendors.process import known as known
+    from anyaccel.vendors.process import validate as validate
     from anyaccel.vendors.process import vendor_process as vendor_process
     from anyaccel.vendors.tasks import VendorPlugin as VendorPlugin
 else:
@@ -36,12 +37,12 @@ else:
             "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
             "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "PRINTED_LIMIT", "GuardedProcess", "Outcome", "call_all"),
-            "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
+            "anyaccel.vendors.process": ("KnownNames", "ask", "known", "validate", "vendor_process"),
             "anyaccel.vendors.tasks": ("VendorPlugin",),
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
-    __all__ += ["KnownNames", "do_meanwhile", "presence", "simulate", "tasks", "validate"]
+    __all__ += ["do_meanwhile", "presence", "simulate", "tasks"]
 
 IDLE_SECONDS = 60.0
 """A vendor's process ends after a minute without a call, and the fork server after a minute without a process."""
@@ -106,43 +107,3 @@ def do_registered() -> None:
     """Call the functions that :func:`do_meanwhile` registered."""
     while _later:
         _later.pop(0)()
-
-
-def validate(term: Term, devices: Sequence[Device]) -> str | None:
-    """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
-
-    First the identity of the plug-in is checked: the permitted numbers of devices, and whether a device can be divided.
-    Without a hook, this decides alone. Answers of the hook are kept until the next detection; after an error, the hook
-    is asked again, unless its process has died or exceeded its time twice in a row: then the last error is raised until
-    the next detection. Declared devices, which no plug-in knows, can serve every term.
-
-    Args:
-        term: The term.
-        devices: The devices, at least one, all of one vendor.
-
-    Returns:
-        The reason why not; None if it can.
-
-    Raises:
-        PluginError: If the plug-in is not installed, does not answer, or breaks the contract.
-    """
-    if devices[0].declared:  # by the user: no plug-in knows them
-        return None
-    from anyaccel.vendors.process import vendor_process
-
-    return vendor_process(devices[0].vendor).validate(term, devices)
-
-
-class KnownNames:
-    """Names of vendors, resources and products of the installed plug-ins, aliases included.
-
-    Each iteration asks the plug-ins; a plug-in that fails is passed over.
-    """
-
-    def __iter__(self) -> Iterator[str]:
-        from anyaccel.vendors.process import known
-
-        for each in known()[0]:
-            yield from (each.info.vendor, each.info.resource)
-            for product in each.products:
-                yield from (product.name, *product.aliases)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from _thread import allocate_lock
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import PluginError
 from anyaccel.linux.fork import renew_in_child
@@ -409,6 +409,42 @@ def known() -> tuple[list[KnownVendor], list[Problem]]:
     """Return identity and products of the installed plug-ins, and the problems of plug-ins that fail."""
     answers, problems = ask_hook("products", Machine())
     return [KnownVendor(info=find_process(source).info, products=answers[source]) for source in answers], problems
+
+
+def validate(term: Term, devices: Sequence[Device]) -> str | None:
+    """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
+
+    First the identity of the plug-in is checked: the permitted numbers of devices, and whether a device can be divided.
+    Without a hook, this decides alone. Answers of the hook are kept until the next detection; after an error, the hook
+    is asked again, unless its process has died or exceeded its time twice in a row: then the last error is raised until
+    the next detection. Declared devices, which no plug-in knows, can serve every term.
+
+    Args:
+        term: The term.
+        devices: The devices, at least one, all of one vendor.
+
+    Returns:
+        The reason why not; None if it can.
+
+    Raises:
+        PluginError: If the plug-in is not installed, does not answer, or breaks the contract.
+    """
+    if devices[0].declared:  # by the user: no plug-in knows them
+        return None
+    return vendor_process(devices[0].vendor).validate(term, devices)
+
+
+class KnownNames:
+    """Names of vendors, resources and products of the installed plug-ins, aliases included.
+
+    Each iteration asks the plug-ins; a plug-in that fails is passed over.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        for each in known()[0]:
+            yield from (each.info.vendor, each.info.resource)
+            for product in each.products:
+                yield from (product.name, *product.aliases)
 
 
 def forget() -> None:

@@ -8,9 +8,9 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from anyaccel import Pool
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.scheduler import RequestLike
-from anyaccel.text import Duration, read_seconds
 
 from anyaccel_integrations.n_jobs import count_jobs
 

@@ -17,11 +17,11 @@ import stat
 import time
 
 from anyaccel.configuration import user_directory
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, JobNotFoundError, JobStateError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger, boot
 from anyaccel.linux import GRACE_SECONDS, pid_namespace, process, write_whole
 from anyaccel.model import Value, decode, encode, replace
-from anyaccel.text import Duration, read_seconds
 
 STATES = ("waiting", "running", "done", "failed", "timeout", "cancelled", "lost")
 LIVE = ("waiting", "running")
