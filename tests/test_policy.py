@@ -311,7 +311,7 @@ def test_members_do_not_use_up_the_total_before_an_earlier_request_of_their_grou
     starts = simulate(run, rules)
     assert starts == {1: 0.0, 2: 0.0, 3: 40.0, 4: 2.0, 5: 50.0, 6: 4.0, 7: 50.0}
     own = rules.limits_of(1)
-    assert (own, rules.restricts(1), rules.restricts(3), rules.plain) == (Limits(), True, False, False)
+    assert (own, rules.total_group(1), rules.total_group(3), rules.plain) == (Limits(), "lab", "", False)
 
 
 def waiting(number, count=1, seconds=None, since=0.0, **more):

@@ -47,7 +47,7 @@ if sys.argv[1:2] not in (
     import anyaccel
     import torture
     import users
-    from anyaccel.ledger.names import boot, parse_lease
+    from anyaccel.ledger.entries import boot, parse_lease
     from empty_folders import BIND, mount
     from waiting import PATIENCE, until
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 if sys.argv[1:2] != ["tree"]:  # which import no more than they need: there are many
     from anyaccel.errors import DevicesBusyError
-    from anyaccel.ledger.names import boot, lease_name, new_nonce, parse_lease
+    from anyaccel.ledger.entries import boot, lease_name, new_nonce, parse_lease
     from anyaccel.linux.process import start_time
     from anyaccel.model import Extent
 

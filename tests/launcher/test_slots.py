@@ -10,7 +10,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.ledger import Ledger, names
+from anyaccel.ledger import Ledger, entries
 from anyaccel_testing import State, run_checks
 from holders import end, hold_and_show
 
@@ -102,7 +102,7 @@ def test_a_lease_without_slots_may_have_any(anyaccel):
     from anyaccel.linux.process import start_time
 
     owner = f"{holder.pid}.{start_time(holder.pid)}.{'0' * 16}"
-    name = f"v2.slices%2Fslice-0.2500.{owner}.{names.new_nonce()}"
+    name = f"v2.slices%2Fslice-0.2500.{owner}.{entries.new_nonce()}"
     (state / name).touch()
     refused = anyaccel("run", "SLICE:0.125", "--no-wait", "--", *SHOW)
     holder.kill()

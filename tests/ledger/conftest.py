@@ -13,7 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from anyaccel.ledger import Ledger, tickets
-from anyaccel.ledger.names import boot
+from anyaccel.ledger.entries import boot
 from claimant import SILENCE, Claimant, eventually
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
 from anyaccel.ledger import Want, entries, machine_policy, tickets
-from anyaccel.ledger.names import boot, hash_device
+from anyaccel.ledger.entries import boot, hash_device
 from anyaccel.policy import Need
 from claimant import ClaimantError
 

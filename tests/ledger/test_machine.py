@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.names import boot
+from anyaccel.ledger.entries import boot
 from claimant import Claimant, ClaimantError, eventually
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

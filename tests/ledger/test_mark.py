@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
-from anyaccel.ledger import Want, ending, names
+from anyaccel.ledger import Want, ending, entries
 from anyaccel.ledger.entries import make_tenure
 from anyaccel.linux import mark, process
 from anyaccel.linux.users import user_name
@@ -215,7 +215,7 @@ def test_another_device_is_given_without_a_look(claim, ledger, state):
     assert rival.do("looks") == []
     os.kill(child, signal.SIGKILL)
     eventually(
-        lambda: not mark.carriers([record.mark for record in map(names.parse_lease, os.listdir(state)) if record])
+        lambda: not mark.carriers([record.mark for record in map(entries.parse_lease, os.listdir(state)) if record])
     )
     assert rival.do("take('a')") == {"a": 10_000}
     assert rival.do("looks") == [1]
@@ -342,8 +342,8 @@ def shared(state, claim):
         claimant = claim()
         claimant.do("import pwd, anyaccel.ledger.ending, anyaccel.linux.inotify")
         claimant.do("open('/proc/self/status', encoding='ascii').close(); " + IMPORT)
-        (state / f"checked.{names.boot()}.{uid}").touch()
-        os.chown(state / f"checked.{names.boot()}.{uid}", uid, -1)
+        (state / f"checked.{entries.boot()}.{uid}").touch()
+        os.chown(state / f"checked.{entries.boot()}.{uid}", uid, -1)
         claimant.do(f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})")
         return claimant
 
@@ -369,11 +369,11 @@ def test_nothing_is_ended_because_a_name_says_so(shared, ledger, state, locked):
     victim.do("mark.put(mark.draw())")
     theirs = tuple(victim.do("mark.own()"))
     start = process.start_time(victim.pid)
-    name = names.lease_name("a", Extent(), nonce := names.new_nonce(), (victim.pid, start), theirs)
+    name = entries.lease_name("a", Extent(), nonce := entries.new_nonce(), (victim.pid, start), theirs)
     attacker.do(f"import fcntl; fd = os.open({str(state / name)!r}, os.O_CREAT | os.O_RDWR, 0o644)")
     if locked:
         attacker.do("fcntl.flock(fd, fcntl.LOCK_EX)")
-    lease_id = nonce.removeprefix(names.boot())
+    lease_id = nonce.removeprefix(entries.boot())
     with pytest.raises(LedgerError) as caught:
         ledger.end_lease(lease_id, grace=0.2, force=True)
     assert str(victim.pid) in str(caught.value) + caught.value.hint

@@ -121,7 +121,7 @@ def test_thousands_of_files_of_another_user(claim, ledger, state):
         name = (
             f"junk.{number}",
             f"v2.a.10000.{pid}.1.0000000000000000.{number:020d}",
-            f"t1.5000000.{number:016d}.{pid}.1.{number:020d}.a",
+            f"t1.5000000.{number:016d}.{pid}.1.{number:020d}.+",
         )[number % 3]
         descriptor = os.open(state / name, os.O_CREAT | os.O_WRONLY, 0o644)
         os.fchown(descriptor, ALICE, -1)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, LedgerError, StateDirectoryError
-from anyaccel.ledger import Ledger, Want, directory, names, tickets
+from anyaccel.ledger import Ledger, Want, directory, entries, tickets
 from anyaccel.linux import process
 from anyaccel.model import Extent
 from claimant import Claimant, ClaimantError
@@ -255,7 +255,7 @@ def test_it_is_deleted_and_a_share_of_several_processes_counts_once(claim, ledge
     assert [record.units for record in ledger.leases() if record.device == "a"] == [5000]
     assert rival.do("take('a', units=5000)") == {"a": 5000}
     directory = os.open(state, os.O_RDONLY)
-    assert sorted(each.units for each in tickets.list_holdings(directory, names.list_names(directory))) == [
+    assert sorted(each.units for each in tickets.list_holdings(directory, entries.list_names(directory))) == [
         5000,
         5000,
         10_000,
@@ -307,7 +307,7 @@ def test_a_process_id_that_was_given_out_again(claim, ledger, state, files):
     """The start time tells the dead holder from the process that has its number now."""
     other, rival = claim(), claim()
     pid, start = other.pid, process.start_time(other.pid)
-    tag = other.do("__import__('anyaccel.ledger.names').ledger.names.new_nonce()")
+    tag = other.do("__import__('anyaccel.ledger.entries').ledger.entries.new_nonce()")
     name = f"v2.a.10000.{pid}.{start + 1}.0000000000000000.{tag}"
     (state / name).touch(0o644)
     assert ledger.leases() == ()
@@ -331,7 +331,7 @@ def test_what_outlived_a_boot_is_void(claim, ledger, state, files):
 def test_debris_is_swept_by_the_next(claim, state, files):
     dead, alive, rival = claim(), claim(), claim()
     start = process.start_time(dead.pid)
-    tag = "__import__('anyaccel.ledger.names').ledger.names.hidden_name()"
+    tag = "__import__('anyaccel.ledger.entries').ledger.entries.hidden_name()"
     names = [dead.do(tag), dead.do(tag), alive.do(tag)]
     for name in names:
         (state / name).touch(0o644)

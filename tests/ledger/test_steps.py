@@ -9,7 +9,7 @@ import signal
 import subprocess
 
 import pytest
-from anyaccel.ledger.names import boot
+from anyaccel.ledger.entries import boot
 from claimant import Claimant, ClaimantError, eventually
 from lengths import length
 

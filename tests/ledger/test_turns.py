@@ -12,7 +12,7 @@ import threading
 import pytest
 from anyaccel.errors import DevicesBusyError
 from anyaccel.ledger import Ledger, Want, machine_policy, tickets
-from anyaccel.ledger.names import hash_device, parse_lease
+from anyaccel.ledger.entries import hash_device, parse_lease, parse_ticket
 from anyaccel.model import Extent
 from anyaccel.policy import Limits, Need, Policy
 
@@ -119,7 +119,7 @@ def test_bodies_that_say_nonsense_decide_nothing(ledger, in_line, state):
     with waiting(ledger, in_line, 1, want(2), 2):
         (name,) = (each for each in os.listdir(state) if each.startswith("t1."))
         for body in (b"", b"[]", b"{", b'{"since": "x", "seconds": -1, "needs": [[1], [0, 1, null, []], 5]}', b"\xff"):
-            facts = tickets._read_waiting(tickets.parse_ticket(name), 5, body)
+            facts = tickets._read_waiting(parse_ticket(name), 5, body)
             assert (facts.seconds, facts.needs) == (None, ())
         ((count, units, among, sizes),) = json.loads((state / name).read_bytes())["needs"]
         assert (count, units, sorted(among), sizes) == (2, WHOLE, sorted(map(hash_device, "ab")), [])

@@ -9,7 +9,7 @@ import anyaccel
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
-from anyaccel.ledger.names import boot
+from anyaccel.ledger.entries import boot
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from lengths import length

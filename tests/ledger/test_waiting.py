@@ -10,7 +10,7 @@ import threading
 import pytest
 from anyaccel.errors import DevicesBusyError, UsageError
 from anyaccel.ledger import Want
-from anyaccel.ledger.names import new_nonce, ticket_name
+from anyaccel.ledger.entries import make_tenure, new_nonce, ticket_name
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
@@ -301,6 +301,15 @@ def test_without_a_watch_there_is_the_poll(claim, in_line):
     in_line(1)
     holder.do("give()")
     assert waiter.end() == {"a": 10_000}
+
+
+def test_a_request_looks_ever_later_at_a_lease_whose_end_no_event_tells(ledger):
+    tenure = lambda: make_tenure("pod 7", 600)  # noqa: E731
+    ledger.acquire(Want(candidates=frozenset("a"), tenure=tenure), one, wait=0).leave_to(())
+    looks = []
+    with pytest.raises(DevicesBusyError, match="a is held by"):
+        ledger.acquire(ANY, looks.append, wait=1)
+    assert len(looks) < 150  # 50 or so before the ticket
 
 
 def test_who_waits_is_woken(claim, in_line):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import preloaded
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.names import parse_lease
+from anyaccel.ledger.entries import parse_lease
 from anyaccel.linux.mark import Mark, carries, limit
 from anyaccel.linux.teardown import Find
 from waiting import PATIENCE, until

@@ -21,7 +21,7 @@ from anyaccel.accelerators import _installed
 from anyaccel.cli import main
 from anyaccel.cli.commands import COMMANDS
 from anyaccel.inventory.find import _detect_excluded
-from anyaccel.ledger.names import boot
+from anyaccel.ledger.entries import boot
 from anyaccel.vendors import guarded
 from anyaccel.vendors.process import forget
 

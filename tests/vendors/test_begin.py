@@ -106,4 +106,4 @@ def test_a_vendors_library_sees_the_environment_and_the_builtins_of_a_program(in
     install("acme", f"import site, sys\n{source}")
     done = subprocess.run([python, "-c", DETECT, record({})], capture_output=True, text=True, check=True, timeout=60)
     prefix = str(python.parent.parent)
-    assert done.stdout == f"{prefix} {prefix} True {[prefix]}\n"
+    assert done.stdout == f"{prefix} {prefix} True {[prefix, prefix]}\n"

@@ -8,7 +8,7 @@ from anyaccel._faces import face
 from anyaccel._version import __version__
 
 _HOMES = {
-    "anyaccel.cli._notebook": ("load_ipython_extension",),
+    "anyaccel.cli.commands": ("load_ipython_extension",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",
@@ -46,7 +46,7 @@ _HOMES = {
     "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare", "label"),
     "anyaccel.inventory.detect": ("detect",),
-    "anyaccel.inventory.observe": ("stats",),
+    "anyaccel.inventory.find": ("stats",),
     "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.behalf": ("LeaseOnBehalf", "acquire_on_behalf", "find_on_behalf"),
     "anyaccel.launcher.command": ("run",),

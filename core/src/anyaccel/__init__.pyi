@@ -1,5 +1,5 @@
 from anyaccel._version import __version__ as __version__
-from anyaccel.cli._notebook import load_ipython_extension as load_ipython_extension
+from anyaccel.cli.commands import load_ipython_extension as load_ipython_extension
 from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
@@ -36,7 +36,7 @@ from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.declared import label as label
 from anyaccel.inventory.detect import detect as detect
-from anyaccel.inventory.observe import stats as stats
+from anyaccel.inventory.find import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf

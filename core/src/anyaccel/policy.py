@@ -345,10 +345,6 @@ class Policy(Value):
         group = self.groups.get(self.members.get(user, ""))
         return self.limits if group is None else replace(group, weight=1, total=None)
 
-    def restricts(self, user: int | None) -> bool:
-        """Return whether a user has a limit, or counts in the total of a group."""
-        return self.limits_of(user) != NO_LIMITS or bool(self.total_group(user))
-
     def priority(self, waiting: Waiting) -> int:
         """Return the effective priority: the requested one, up to the user's limit."""
         highest = self.limits_of(waiting.user).priority

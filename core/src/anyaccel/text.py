@@ -15,6 +15,7 @@ REPLACEMENT = "\ufffd"
 Duration = float | str
 """A number of seconds, or a text: ``"90s"``, ``"15m"``, ``"2h"``, ``"7d"``, ``"1h30m"``, ``"90"``, ``"1:30:00"``."""
 _SHOWN = 60
+_LONGEST_TEXT = 250
 _LISTED = 4
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST_DURATION = 366 * _UNITS["d"]
@@ -35,6 +36,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " if char.isspace() else REPLACEMENT for char in text)
+
+
+def clean(value: object) -> str:
+    """Cut a foreign text to 250 characters, and replace each unprintable character; empty for anything but a text.
+
+    White space becomes a space, so that one line is left; other characters become U+FFFD.
+    """
+    return printable(value[:_LONGEST_TEXT]) if isinstance(value, str) else ""
 
 
 def duration(text: object) -> float:

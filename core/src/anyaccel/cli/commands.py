@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from anyaccel import extras
+from anyaccel.cli import output
 from anyaccel.errors import CommandNotRunnableError, UsageError
 from anyaccel.text import suggest
 
@@ -25,6 +26,8 @@ GROUP = "anyaccel.commands"
 """Group of the entry points of commands that distributions bring: ``mps = "anyaccel_acme.mps_command"``."""
 OPTIONS_GROUP = "anyaccel.options"
 """Group of the entry points of modules that extend a command of ours."""
+NOTEBOOK = "notebook"
+"""The extra with the magic of IPython, and the name that it extends."""
 GROUPS = {
     "See devices": {
         "status": "show the accelerators of this machine (the default command)",
@@ -155,6 +158,22 @@ def extensions(command: str) -> list[Any]:
         for name, target, distribution, _ in entry_points(OPTIONS_GROUP)
         if name == command
     ]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magic ``%accel`` with IPython, for ``%load_ext anyaccel``: an extra extends ``notebook``.
+
+    Raises:
+        UsageError: If the extra is not installed.
+        CommandNotRunnableError: If it cannot be imported.
+    """
+    found = extensions(NOTEBOOK)
+    if not found:
+        error = extras.not_installed("the magic %accel", NOTEBOOK)
+        output.drop_traceback(error)
+        raise error
+    for extension in found:
+        extension.load_ipython_extension(shell)
 
 
 def _import(distribution: str, target: str, what: str) -> ModuleType:

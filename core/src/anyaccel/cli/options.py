@@ -393,7 +393,7 @@ def _find_unknown(request: Request, inventory: Inventory) -> list[str]:
 def name_devices(devices: Iterable[str], inventory: Inventory) -> str:
     """Return the names of devices, given by their keys in the ledger; a device that was not detected keeps its id."""
     from anyaccel.launcher.scope import Scope
-    from anyaccel.ledger.names import without_scope
+    from anyaccel.ledger.entries import without_scope
 
     ids, names = Scope.make(inventory, os.environ).ids, {device.id: device.name for device in inventory.devices}
     return output.device_names(sorted({names[ids[key]] if key in ids else without_scope(key) for key in devices}))

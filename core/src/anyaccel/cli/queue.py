@@ -10,7 +10,7 @@ from anyaccel.cli.options import name_devices, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.table import Column, print_table
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.names import vendor_and_id, without_scope
+from anyaccel.ledger.entries import vendor_and_id, without_scope
 from anyaccel.ledger.record import BLOCKED
 from anyaccel.text import clock, elapsed
 

@@ -82,7 +82,6 @@ def main(args: argparse.Namespace) -> int:
 def _import_rest() -> None:
     """Import what the table needs once the devices are known."""
     import anyaccel.cli.devices_table
-    import anyaccel.inventory.observe
     import anyaccel.launcher.verdicts  # noqa: F401
 
 

@@ -30,16 +30,28 @@ import os
 p = "/proc/self/fd"
 for d in os.listdir(p) if os.path.isdir(p) else range(os.sysconf("SC_OPEN_MAX")):
     int(d) > {CONTROL} and os.closerange(int(d), int(d) + 1)
-import gc, marshal, sys
+import gc, marshal, site, sys
 gc.disable()
-sys.path[:], module, config = marshal.load(sys.stdin.buffer)
+path, prefixes, module, config = marshal.load(sys.stdin.buffer)
 os.ftruncate(0, 0)
+if sys.flags.no_site and prefixes:
+    sys.prefix, sys.exec_prefix = site.PREFIXES[:] = prefixes
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+elif sys.flags.no_site:
+    site.main()
+sys.path[:] = path
 __import__(module)
 sys.modules[module].main(config)
 """
 """First code of the interpreter. It closes inherited descriptors one by one, since their limit may be a thousand
 million and not every system closes a range at once. The garbage collector is off, since imported modules are no
-garbage."""
+garbage. ``site`` would search the module path, which is passed on as it is, and run the ``.pth`` files again."""
+_FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder", "DistutilsMetaFinder"}
+"""Finders that need no ``site``: those of the interpreter, and the one that prefers the distutils of setuptools."""
+_PATH_HOOKS = 2
+"""Number of the interpreter's own hooks for entries of the module path: zip files and directories."""
 
 _forks = [False]
 
@@ -64,7 +76,8 @@ def start_server(
     Args:
         config: Plain data for :func:`anyaccel.forkserver.server.main`.
         env: Environment of the server; the environment of the caller when None.
-        apart: Whether to discard its output.
+        apart: Whether to discard its output, and to close inherited descriptors before ``site`` runs. Python passes the
+            flag ``-S`` on to its child processes, so such a server must start no Python of a user.
 
     Returns:
         Process id of the server, and the descriptor of our end of the socket.
@@ -113,7 +126,7 @@ def _spawn(config: Mapping[str, Any], control: int, env: Mapping[str, str] | Non
             raise OSError("there is no Python interpreter to start: sys.executable names none")
         path: list[object] = [*sys.path]
         entries = [str.__str__(entry) for entry in path if isinstance(entry, str)]
-        words = marshal.dumps([entries, SERVER, config])
+        words = marshal.dumps([entries, _prefixes(), SERVER, config])
         told = out_of_the_way(os.memfd_create("told"))
         with open(told, "wb", closefd=False) as file:
             file.write(words)
@@ -125,7 +138,7 @@ def _spawn(config: Mapping[str, Any], control: int, env: Mapping[str, str] | Non
         # -I: the caller's module path is passed on as it is, so nothing else should add to it.
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-c", BOOTSTRAP],
+            [sys.executable, "-I", *(["-S"] if apart else []), "-c", BOOTSTRAP],
             os.environ if env is None else env,
             file_actions=actions,
             setsid=True,  # Ctrl-C at the terminal must reach the caller alone
@@ -133,6 +146,16 @@ def _spawn(config: Mapping[str, Any], control: int, env: Mapping[str, str] | Non
     finally:
         for descriptor in opened:
             os.close(descriptor)
+
+
+def _prefixes() -> list[str] | None:
+    """Return the prefixes of this interpreter, or None where ``site`` has installed finders of modules.
+
+    A finder of an editable installation, or of a tool for import hooks, must be installed in the server as well: only
+    ``site`` can do so.
+    """
+    found = {getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path}
+    return [sys.prefix, sys.exec_prefix] if found <= _FINDERS and len(sys.path_hooks) <= _PATH_HOOKS else None
 
 
 def _fork(config: Mapping[str, Any], control: int) -> int:

@@ -11,8 +11,8 @@ from anyaccel._typing import TypeVar
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.ledger import LeaseRecord, Want
+from anyaccel.ledger.entries import device_name, vendor_and_id
 from anyaccel.ledger.lease import DeviceLock
-from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
     DIVIDED,
     NOTHING,
@@ -42,7 +42,7 @@ _CACHE_SIZE = 64
 class Scope(Value):
     """The ledger's names of the devices of a machine.
 
-    A device of this host is named by vendor and id, as :func:`anyaccel.ledger.names.device_name` does. Devices of a
+    A device of this host is named by vendor and id, as :func:`anyaccel.ledger.entries.device_name` does. Devices of a
     recorded or simulated machine have names of their own. A worker with a lease sees its part of each device as a
     machine of its own. A device that lists the physical parts that it occupies is named by them, since another
     process may see the same parts as another device.

@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
         "anyaccel.ledger.ledger": ("Ledger",),
         "anyaccel.ledger.machine_policy": ("DeviceBlock",),
-        "anyaccel.ledger.names": ("boot", "without_scope"),
+        "anyaccel.ledger.entries": ("boot", "without_scope"),
         "anyaccel.ledger.record": ("BLOCKED", "LeaseRecord", "TicketRecord"),
     },
 )

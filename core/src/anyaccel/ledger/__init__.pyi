@@ -2,13 +2,13 @@ from anyaccel.ledger import journal as journal
 from anyaccel.ledger.acquisition import Choose as Choose
 from anyaccel.ledger.acquisition import OnWait as OnWait
 from anyaccel.ledger.directory import find as find
+from anyaccel.ledger.entries import boot as boot
+from anyaccel.ledger.entries import without_scope as without_scope
 from anyaccel.ledger.lease import Lease as Lease
 from anyaccel.ledger.lease import Place as Place
 from anyaccel.ledger.lease import Want as Want
 from anyaccel.ledger.ledger import Ledger as Ledger
 from anyaccel.ledger.machine_policy import DeviceBlock as DeviceBlock
-from anyaccel.ledger.names import boot as boot
-from anyaccel.ledger.names import without_scope as without_scope
 from anyaccel.ledger.record import BLOCKED as BLOCKED
 from anyaccel.ledger.record import LeaseRecord as LeaseRecord
 from anyaccel.ledger.record import TicketRecord as TicketRecord

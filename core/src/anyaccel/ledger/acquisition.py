@@ -3,7 +3,7 @@
 A request that waits is a ticket in the state directory. The first request in the order of service watches the directory
 for leases that end; each other request watches the ticket ahead. So a device that becomes free wakes one process, and
 so does a ticket that is removed. Every request also looks again at intervals: the number of watches per user is
-limited, the process ahead may be stopped, and no event tells the end of a lease without a lock.
+limited, the process ahead may be stopped, and no event tells the end of some leases.
 
 Choosing is optimistic. The names are read and the caller chooses without a lock, so that a slow choice, which may ask
 plug-ins, delays no other request. Then the directory is locked and the names are read again. The choice is published
@@ -12,6 +12,7 @@ if the devices are still free and no ticket came in front; otherwise the attempt
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -23,27 +24,11 @@ from itertools import chain
 
 from anyaccel._typing import TypedDict
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
-from anyaccel.ledger import record, tickets
+from anyaccel.ledger import entries, record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
-from anyaccel.ledger.entries import ENTRY, Life, LockedFile, find_active, find_debris, probe_lock, sweep, with_entry
-from anyaccel.ledger.lease import DeviceLocks, Lease, Place, Want, describe_lock
+from anyaccel.ledger.entries import ENDLESS, MAX_PRIORITY, LeaseName, Life, Listing, Period
+from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, describe_lock
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
-from anyaccel.ledger.names import (
-    ENDLESS,
-    MAX_PRIORITY,
-    LeaseName,
-    Listing,
-    Period,
-    fits,
-    hashes,
-    is_inner,
-    lease_name,
-    list_names,
-    new_nonce,
-    parse_lease,
-    parse_ticket,
-    sum_taken,
-)
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
 from anyaccel.linux import mark as marks
@@ -111,7 +96,7 @@ class Acquisition:
         place: Number of competing requests ahead, at the last look.
         before: The nearest ticket ahead that may not be passed; None when there is none.
         on_wait: Called with the progress of the wait; None to disable.
-        limits: The limits of the user that stood in the way at the last call of ``on_wait``.
+        limits: The limits of the user in the way at the last look, if nothing else was.
 
     Raises:
         UsageError: When ``wait`` or ``priority`` is out of range.
@@ -149,6 +134,7 @@ class Acquisition:
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
+        self._leaving: list[int] = []
         self._look_soon = False
         self._soon = _SECOND_LOOK
         self._over: set[str] = set()
@@ -156,7 +142,6 @@ class Acquisition:
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
         self._told: tuple[int, bool] | None = None
-        self._limited = False
         self._late = False
         self._callers: OSError | None = None
         self._files: dict[str, LockedFile] = {}
@@ -222,6 +207,7 @@ class Acquisition:
         lease = None
         directory = self._state.open(make=True)
         try:
+            self._forget_leaving()
             if (policy := current_policy(self._state)) is not self._policy:
                 self.adopt_policy(policy)
                 self._check_limits()
@@ -260,8 +246,8 @@ class Acquisition:
                 poll.register(descriptor, select.POLLIN)
             now = time.monotonic()
             end = now + self.pause()
-            while poll.poll(max(0.0, end - now) * 1000):
-                if self.read_event():
+            while ready := poll.poll(max(0.0, end - now) * 1000):
+                if any(self.read_event(descriptor) for descriptor, _ in ready):
                     break
                 now = time.monotonic()
         except OSError as error:
@@ -277,14 +263,14 @@ class Acquisition:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
-        def note() -> None:
-            if not woken.is_set() and self.read_event():
+        def note(descriptor: int) -> None:
+            if not woken.is_set() and self.read_event(descriptor):
                 woken.set()
 
         descriptors = self.descriptors()
         timer = loop.call_later(self.pause(), woken.set)
         for descriptor in descriptors:
-            loop.add_reader(descriptor, note)
+            loop.add_reader(descriptor, note, descriptor)
         try:
             await woken.wait()
         finally:
@@ -293,7 +279,7 @@ class Acquisition:
                 loop.remove_reader(descriptor)
 
     def report(self) -> None:
-        """Call ``on_wait`` and update ``limits`` if the queue position, or whether limits stop the request, is new.
+        """Call ``on_wait`` if the queue position, or whether limits stop the request, is new.
 
         Without a ticket or without ``on_wait``, do nothing. A missing state directory is made. After a failed report,
         only the next change is reported.
@@ -301,12 +287,11 @@ class Acquisition:
         Raises:
             LedgerError: When the ledger cannot be read. Exceptions of ``on_wait`` pass unchanged.
         """
-        now = self.place, self._limited
+        now = self.place, bool(self.limits)
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
             with self._state.opened(make=True) as directory:
-                self.limits = self.over_limits(directory, list_names(directory), self._over)
-                holders = () if self._limited else self._holders(directory)
+                holders = () if self.limits else self._holders(directory)
             self.on_wait(self.place + 1, holders)
 
     def undo(self) -> None:
@@ -332,7 +317,7 @@ class Acquisition:
         conflicts = 0
         while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
             contradicted = len(self._contradicted)
-            listing = list_names(directory)
+            listing = entries.list_names(directory)
             if (choice := self._find_choice(directory, listing)) is None:
                 return None
             if (lease := self._publish(directory, choice, listing.marks)) is not None:
@@ -342,20 +327,20 @@ class Acquisition:
         return None
 
     def _find_choice(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
-        """Choose what to hold if no request ahead and no limit is in the way; update the position and ``_limited``.
+        """Choose what to hold if no request ahead and no limit is in the way; update the position and ``limits``.
 
         Devices that are reserved for this user are tried first, as a request for them alone; then all, of which as few
         others as possible. Without a ticket, four hidden files at most are looked at, and removed if they are debris.
 
         Returns:
-            The choice, empty if the request runs on the CPU; None if the request has to wait. Then ``_limited`` says
-            whether only limits of the user, or of the group, are in the way.
+            The choice, empty if the request runs on the CPU; None if the request has to wait. Then ``limits`` has the
+            limits of the user, or of the group, if only these are in the way.
         """
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
-            sweep(directory, find_debris(directory, listing.hidden[:_SWEPT]))
+            entries.sweep(directory, entries.find_debris(directory, listing.hidden[:_SWEPT]))
         rounds = self._rounds()
         for only in rounds:
-            self._only, self._limited = only, False
+            self._only, self.limits = only, ()
             self.update_position(directory, listing)
             choice = None if self.before else self._select(directory, listing)
             if choice is None:
@@ -364,8 +349,8 @@ class Acquisition:
                 choice = self._spare_others(listing, choice, rounds[0])
             if self.over_limits(directory, listing, self._over):
                 self._count_out(directory, listing.leases)
-                self._limited = bool(self.over_limits(directory, listing, self._over))
-            if not self._limited:
+                self.limits = self.over_limits(directory, listing, self._over)
+            if not self.limits:
                 return choice
         return None
 
@@ -422,7 +407,7 @@ class Acquisition:
         or that begins before the request would end; devices that are not of this round; devices whose own lock was
         found held in this attempt.
         """
-        taken = sum_taken(listing.leases, over) if over else listing.taken
+        taken = entries.sum_taken(listing.leases, over) if over else listing.taken
         others = () if self._only is None else self._want.candidates - self._only
         return {**taken, **dict.fromkeys((*self._contradicted, *self._find_barred(), *others), Extent())}
 
@@ -436,19 +421,24 @@ class Acquisition:
         return self._want.concerned.intersection(chain.from_iterable(barred))
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Test leases, and add the ended ones to ``_over``.
+        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices without a lock.
 
-        Running leases may be given, too; a lease in ``_over`` is not tested again. A suitable lease that is active
-        without a lock makes the next pause short, since no event tells its end.
+        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is a carrier of
+        the mark, else the holder itself until the exit is complete. If it cannot be watched, the next pause is short.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
-        active = find_active(directory, asked.values())
+        active = entries.find_active(directory, asked.values())
         self._over |= asked.keys() - active.keys()
-        without_lock = (asked[name] for name, state in active.items() if state.life is not Life.HELD)
-        self._look_soon |= any(lease.device in self._want.concerned for lease in without_lock)
+        for name, state in active.items():
+            lease = asked[name]
+            if state.life is not Life.HELD and lease.device in self._want.concerned:
+                try:
+                    self._leaving.append(os.pidfd_open((*state.carriers, lease.pid)[0]))
+                except OSError:
+                    self._look_soon = True
 
     def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
         """Call ``choose`` as if the leases in ``over`` had ended, and check the answer.
@@ -496,7 +486,7 @@ class Acquisition:
             OSError: When a file cannot be made or renamed, or no descriptor is left for a device's own lock.
             Exception: As the caller's ``mark`` or ``tenure`` of the request raises.
         """
-        nonce = new_nonce()
+        nonce = entries.new_nonce()
         if not choice:  # a request that runs on the CPU
             return Lease(self._state, nonce, {}, {}, self._device_locks)
         done = False
@@ -508,7 +498,7 @@ class Acquisition:
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             if want.tenure is not None:
-                body = with_entry(body, ENTRY, want.tenure().encode())
+                body = entries.with_entry(body, entries.ENTRY, want.tenure().encode())
             mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
@@ -519,7 +509,7 @@ class Acquisition:
                     return None
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
-                    file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))
+                    file.rename(directory, entries.lease_name(device, choice[device], nonce, mark=mark, period=period))
                 done = True
             except FileNotFoundError:  # a process in another container took our hidden file for debris
                 return None
@@ -557,7 +547,7 @@ class Acquisition:
             choice: The chosen extents.
             drawn: The mark that no lease had when it was drawn; None if a lease had it then, as for marks inside of it.
         """
-        listing = list_names(directory)
+        listing = entries.list_names(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory):
@@ -569,8 +559,8 @@ class Acquisition:
             return False
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
-            sweep(directory, (*self._ended, *dead))
-        if (drawn and drawn in listing.marks) or not fits(choice, self._taken(listing, self._over)):
+            entries.sweep(directory, (*self._ended, *dead))
+        if (drawn and drawn in listing.marks) or not entries.fits(choice, self._taken(listing, self._over)):
             return False
         if contradiction := self._device_locks.lock():
             self._contradicted[contradiction[0]] = describe_lock(*contradiction)
@@ -597,7 +587,7 @@ class Acquisition:
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
-        found = record.list_leases(directory, list_names(directory))
+        found = record.list_leases(directory, entries.list_names(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
@@ -669,8 +659,8 @@ class Acquisition:
             user=outside(os.geteuid()),
             seconds=want.seconds,
             needs=tuple(map(hashed, want.needs)),
-            wants=hashes(want.candidates),
-            inner=any(map(is_inner, want.candidates)),
+            wants=entries.hashes(want.candidates),
+            inner=any(map(entries.is_inner, want.candidates)),
         )
 
     def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
@@ -683,7 +673,7 @@ class Acquisition:
             listing: The names in the directory.
             over: Names of leases that have ended, and so do not count.
         """
-        if self._policy.plain or not self._policy.restricts(self.facts.user):
+        if self._policy.plain:
             return ()
         return self._policy.over_limits(self.facts, sum_usage(list_holdings(directory, listing, over)))
 
@@ -702,7 +692,7 @@ class Acquisition:
         rivals = self._rivals(directory, listing)
         now, ended, passed = process.monotonic_ns(), list[str](), 0
         for position, name in enumerate(rivals):
-            locked, found = probe_lock(directory, name)
+            locked, found = entries.probe_lock(directory, name)
             if not locked:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
@@ -710,7 +700,7 @@ class Acquisition:
             passed += 1
         ahead = rivals[passed:]
         self.place = len(ahead)
-        self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0]), None)
+        self.before = next((name for name in reversed(ahead) if entries.probe_lock(directory, name)[0]), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
             self.before = None
@@ -766,8 +756,8 @@ class Acquisition:
 
         It wants the devices of this round only.
         """
-        facts = self.facts if self._only is None else replace(self.facts, wants=hashes(self._only))
-        ticket = parse_ticket(self._ticket.name) if self._ticket else None
+        facts = self.facts if self._only is None else replace(self.facts, wants=entries.hashes(self._only))
+        ticket = entries.parse_ticket(self._ticket.name) if self._ticket else None
         return replace(facts, key=ticket.name, number=ticket.number, since=ticket.since) if ticket else facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
@@ -838,11 +828,12 @@ class Acquisition:
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Drop the ticket, and close the watch. A second call has no effect.
+        """Drop the ticket, and close the watch and the pidfds. A second call has no effect.
 
         In a forked child, the ticket stays in the line: the position is the parent's.
         """
         self._drop_ticket()
+        self._forget_leaving()
         if self._watch:
             self._watch.close()
             self._watch = None
@@ -870,31 +861,41 @@ class Acquisition:
             return True
         except (OSError, ImportError):  # no inotify instance is left, or none is supported: poll instead
             return False
-        return before is None or not probe_lock(directory, before)[0]
+        return before is None or not entries.probe_lock(directory, before)[0]
+
+    def _forget_leaving(self) -> None:
+        """Close the pidfds of processes that were watched until their end."""
+        while self._leaving:
+            with contextlib.suppress(OSError):
+                os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors to poll until the next attempt: one, or none for a request that only polls.
+        """Return the descriptors to poll until the next attempt: each becomes readable on an event.
 
-        It is the watch of the ticket ahead, or of the state directory. Call :meth:`read_event` once it is readable; the
-        acquisition closes it.
+        They are pidfds of processes that keep a suitable device although the holder of the lease has been ended. If
+        there is a watch, its descriptor is the last: of the ticket ahead, or of the state directory. Pass a readable
+        descriptor to :meth:`read_event`; the acquisition closes them.
         """
-        return [self._watch.fileno()] if self._watch else []
+        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
-    def read_event(self) -> bool:
+    def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
         Events of leases that may block the request and of the watched path itself count. If every lease matters, as
         with limits and backfill, events of all leases and removed tickets count. After a file was closed, the next
-        pause is short, since the lock may be dropped a moment later. True without a watch.
+        pause is short, since the lock may be dropped a moment later.
+
+        Args:
+            ready: The descriptor that is readable; for any but the watch's, nothing is read and the answer is True.
         """
-        if self._watch is None:
+        if self._watch is None or ready != self._watch.fileno():
             return True
         worth = False
         for name, removed in self._watch.events():
             if name and name.startswith("t1.") and removed and self._watches_all:
                 worth = True
                 continue
-            lease = parse_lease(name) if name else None
+            lease = entries.parse_lease(name) if name else None
             if name and (lease is None or not (self._watches_all or lease.device in self._want.concerned)):
                 continue
             worth = True

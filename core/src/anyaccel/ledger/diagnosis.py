@@ -15,8 +15,8 @@ from anyaccel.ledger.directory import (
     find,
     private_directories,
 )
+from anyaccel.ledger.entries import list_names, without_scope
 from anyaccel.ledger.handovers import list_unfinished
-from anyaccel.ledger.names import list_names, without_scope
 from anyaccel.linux import mark as marks
 from anyaccel.linux.users import user_name
 from anyaccel.model import Finding, Severity

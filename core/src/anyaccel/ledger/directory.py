@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LedgerBusyError, LedgerError, StateDirectoryError
-from anyaccel.ledger.names import boot, hidden_name
+from anyaccel.ledger.entries import boot, hidden_name
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
 from anyaccel.linux.fork import tidy_in_child
@@ -145,9 +145,11 @@ class StateDirectory:
             found = os.fstat(descriptor)
             seen = (place.path, found.st_dev, found.st_ino, found.st_uid, found.st_mode)
             # A directory that was emptied, or remade with the inode of the deleted one, lacks the marker file.
-            if seen != self._seen or not is_marked(descriptor):
-                self._verify(descriptor, found, place.path)
-                self._seen, self._noted, self.path = seen, is_marked(descriptor), place.path
+            marked = is_marked(descriptor)
+            if seen != self._seen or not marked:
+                self._verify(descriptor, found, place.path, marked=marked)
+                self._noted = marked or self._recover(descriptor)
+                self._seen, self.path = seen, place.path
         except OSError as error:
             self.close(descriptor)
             raise self.fault(error) from error
@@ -373,29 +375,25 @@ class StateDirectory:
             )
         return LedgerError(f"the state directory {self.path} could not be used: {error.strerror or error}")
 
-    def _verify(self, descriptor: int, found: os.stat_result, path: str) -> None:
-        """Check an opened directory, and update :attr:`shared`.
-
-        Without the marker of a recovery in this boot, the files of active leases are made again: see :meth:`_recover`.
+    def _verify(self, descriptor: int, found: os.stat_result, path: str, *, marked: bool) -> None:
+        """Check an opened directory, with or without the marker of a recovery in this boot; update :attr:`shared`.
 
         Raises:
             StateDirectoryError: When the directory cannot be trusted: owner, mode, or network file system.
-            OSError: When another system call fails, as when a file cannot be made again.
+            OSError: When another system call fails.
         """
         check(found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
-        marked = is_marked(descriptor)
         # Without the marker, the inode may be that of a deleted directory.
         if not marked or (found.st_dev, found.st_ino) not in _local:
             refuse_network(descriptor, path)
             _local.add((found.st_dev, found.st_ino))
-        if not marked:
-            self._recover(descriptor)
 
-    def _recover(self, descriptor: int) -> None:
+    def _recover(self, descriptor: int) -> bool:
         """Make the files of active leases again, and mark the directory; do nothing if no file can be made there.
 
-        A failure to mark the directory is ignored: then the next opening looks again.
+        Returns:
+            Whether the directory is marked. If that fails, the next opening looks again.
 
         Raises:
             OSError: When a file of a lease cannot be made again, or a lock cannot be tested.
@@ -404,13 +402,15 @@ class StateDirectory:
         try:
             os.close(os.open(name, _MARKING, 0o644, dir_fd=descriptor))
         except OSError:  # read-only, full, or deleted meanwhile: taking devices reports that
-            return
+            return False
         from anyaccel.ledger.recovery import recover
 
         try:
             recover(descriptor, [place.path for place in self._places], ())
             with contextlib.suppress(OSError):
                 os.rename(name, _marker(), src_dir_fd=descriptor, dst_dir_fd=descriptor)
+                return True
+            return False
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=descriptor)

@@ -17,12 +17,14 @@ from functools import partial
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.names import LeaseName, lease_name, list_names
+from anyaccel.ledger.entries import LeaseName, Tenure
+from anyaccel.ledger.lease import LockedFile
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
 from anyaccel.linux.users import user_name
+from anyaccel.text import clean
 
 _LOOK_AGAIN = 0.05  # the carriers of a mark cannot be watched, only searched
 
@@ -107,7 +109,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
         devices = {lease.device for lease in files}
-        others = [lease for lease in list_names(directory).leases if lease.device in devices]
+        others = [lease for lease in entries.list_names(directory).leases if lease.device in devices]
         # A process may hold another share of the same device by another lease: that lock must stay.
         locks -= _device_locks(directory, _select_active(directory, others))
     stuck: dict[int, str] = {}
@@ -126,7 +128,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
     return tuple(running)
 
 
-def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: str | None) -> None:
+def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
     """Replace the tenure, and the note unless None, of an own lease on behalf of others, with the directory locked.
 
     See :meth:`anyaccel.ledger.Ledger.renew`. If a former tenure has ended before the last file is written, the files
@@ -140,7 +142,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: st
     """
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
     with state.locked() as directory:
-        files = list_names(directory).find_lease(lease_id)
+        files = entries.list_names(directory).find_lease(lease_id)
         former = [entries.read_tenure(directory, lease) for lease in files]
         without = [lease for lease, old in zip(files, former, strict=True) if old is None]
         if _select_active(directory, without):
@@ -160,7 +162,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: st
     raise _ended(lease_id)
 
 
-def _all_last(tenures: list[entries.Tenure | None]) -> bool:
+def _all_last(tenures: list[Tenure | None]) -> bool:
     """Return whether each tenure lasts now; False if a lease has none, True for an empty list.
 
     Control groups are looked at once the time is over; see :meth:`Tenure.reason`.
@@ -168,7 +170,7 @@ def _all_last(tenures: list[entries.Tenure | None]) -> bool:
     return all(each is not None and each.reason() for each in tenures)
 
 
-def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: entries.Tenure, note: str | None) -> None:
+def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
     """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
 
     The new file is not locked, keeps the start of the lease, and has no process in its name. A file with another name
@@ -185,10 +187,10 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: en
         raise LeasePermissionError(
             f"lease {lease.id} belongs to {user_name(found.st_uid)}", hint="only its owner can renew it"
         )
-    file, settled = entries.LockedFile(state.path), _without_process(lease)
+    file, settled = LockedFile(state.path), _without_process(lease)
     try:
         body = entries.with_entry(entries.read_body(directory, lease.name), entries.ENTRY, tenure.encode())
-        file.make(directory, body if note is None else entries.with_entry(body, "note", entries.clean(note)))
+        file.make(directory, body if note is None else entries.with_entry(body, "note", clean(note)))
         os.utime(file.fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
         os.rename(file.name, settled, src_dir_fd=directory, dst_dir_fd=directory)
         if settled != lease.name:
@@ -199,7 +201,7 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: en
 
 def _without_process(lease: LeaseName) -> str:
     """Return the name of a lease's file without process and mark, as a renewed lease has it."""
-    return lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
+    return entries.lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
 
 
 def _ended(lease_id: str) -> LeaseNotFoundError:
@@ -218,7 +220,7 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
         LedgerError: When several users, but not this one, have files with this id, also for root.
         FileNotFoundError: When the lease is released during the call.
     """
-    files = _select_active(directory, list_names(directory).find_lease(lease_id))
+    files = _select_active(directory, entries.list_names(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(

@@ -7,15 +7,12 @@ may write the files, so what they say is shown, and decides on nothing that harm
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.entries import find_active, read_body
-from anyaccel.ledger.names import HANDOVER, Listing, boot, decode, encode
+from anyaccel.ledger.entries import HANDOVER, Listing, boot, decode, encode, find_active, read_body
 
 _BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
 LOCK_SECONDS = 60.0
@@ -135,25 +132,13 @@ def _open(directory: int, name: str, *, shared: bool) -> int:
     """Open the file of a device, and make a missing one, writable for every user if the directory is.
 
     Raises:
-        OSError: When the file cannot be opened, or is no regular file.
+        OSError: When the file cannot be made or opened.
     """
-    flags, made = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, False
-    while True:
-        try:
-            # Without O_CREAT, with which the kernel refuses other users' files in a sticky directory.
-            descriptor = os.open(name, flags, dir_fd=directory)
-            break
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
-                made = True
-                break
-    try:
-        if made and shared:
-            os.fchmod(descriptor, 0o666)  # whatever the umask is
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", name)  # noqa: TRY301 - closed like after other errors
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError), contextlib.ExitStack() as rest:
+        made = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+        rest.callback(os.close, made)
+        if shared:
+            os.fchmod(made, 0o666)  # whatever the umask is
+    # Without O_CREAT, with which the kernel refuses other users' files in a sticky directory.
+    return os.open(name, flags, dir_fd=directory)

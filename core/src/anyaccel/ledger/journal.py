@@ -24,11 +24,12 @@ from collections.abc import Iterator, Mapping
 from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.entries import clean, read_number, read_object, read_value
+from anyaccel.ledger.entries import read_number, read_object, read_value
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import Usage
+from anyaccel.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""A lease: devices that are held until release, or until the last process that carries the lease has ended.
+"""A lease, its files, and its device locks.
+
+A lease holds devices until release, or until the last process that carries the lease has ended. Each of its files is
+locked by its maker.
 
 Beside its files, a lease has device locks: ``flock`` on the device's own inode, shared by each user and state directory
 of a host. Whole devices are locked exclusively, shares of a device shared. The ledger decides; a device lock can only
@@ -16,20 +19,124 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LedgerError
+from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.entries import LockedFile, Tenure, clean, find_active, sweep
-from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease, without_scope
+from anyaccel.ledger.entries import BODY_LIMIT, ENDLESS, Period, Tenure
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Value, field
 from anyaccel.model.device import UNITS_PER_DEVICE, Extent
 from anyaccel.policy import Need
+from anyaccel.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
-    from typing import Self
+    from typing import Any, Self
+
+_TRIES = 100  # each with a new name, which a hostile process would have to find and lock in time
+
+
+class LockedFile:
+    """A file of this process: made under a hidden name, locked, written, and then renamed to the name that counts.
+
+    Each name is recorded before the file gets it, so that :meth:`discard` leaves nothing after an interrupt at any
+    moment.
+
+    Args:
+        path: The directory.
+
+    Attributes:
+        name: Current name.
+    """
+
+    __slots__ = ("_fd", "_former", "_path", "name")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: list[int] = []
+        self.name = entries.hidden_name()
+        self._former = ""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the made file, which carries the lock; -1 before :meth:`make` and after :meth:`close`."""
+        return self._fd[0] if self._fd else -1
+
+    def make(self, directory: int, body: bytes) -> None:
+        """Make the file under its hidden name, locked and readable for every user.
+
+        If another process has the new file locked, the file is removed and made again under a new name, 100 times at
+        most.
+
+        Args:
+            directory: Descriptor of the directory.
+            body: Content of the file.
+
+        Raises:
+            OSError: When the file could not be made, for example for want of space; call :meth:`discard` then.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        for _ in range(_TRIES):
+            self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # another process tested the lock at this very moment
+                self.discard()
+                self.name = entries.hidden_name()
+                continue
+            os.fchmod(self.fd, 0o644)  # whatever the umask: each user must be able to test the lock
+            if os.write(self.fd, body) != len(body):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
+        raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
+
+    def add(self, name: str, value: Any) -> None:
+        """Add an entry to the content, or replace the entry; readers see the old or the new content.
+
+        The times of the file stay. Spaces fill the rest of longer old content.
+
+        Raises:
+            OSError: When the file could not be written, as once it is closed.
+        """
+        before = os.fstat(self.fd)
+        body = entries.with_entry(os.pread(self.fd, BODY_LIMIT, 0), name, value)
+        os.pwrite(self.fd, body.ljust(before.st_size), 0)
+        os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
+
+    def rename(self, directory: int, name: str) -> None:
+        """Rename the file, in place of any file with the new name.
+
+        After an interrupt both names are recorded, so that :meth:`discard` finds the file.
+
+        Raises:
+            OSError: When the file could not be renamed; :attr:`name` is the old name then.
+        """
+        self._former, self.name = self.name, name
+        try:
+            os.rename(self._former, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            self.name = self._former
+            raise
+
+    def discard(self) -> None:
+        """Remove the file under its current and former name, then :meth:`close` the descriptor.
+
+        Failures are ignored: a file that cannot be removed is debris once unlocked.
+        """
+        for name in {self.name, self._former or self.name}:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._path}/{name}")
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor, which unlocks the file unless another process has a copy; the file stays.
+
+        Errors are ignored, and a second call has no effect. Thread-safe.
+        """
+        with contextlib.suppress(IndexError, OSError):  # the kernel closes the descriptor even if it reports an error
+            list(map(os.close, map(list.pop, (self._fd,))))  # in one step: an interrupt in between would keep the lock
 
 
 class DeviceLock(NamedTuple):
@@ -120,15 +227,16 @@ def describe_lock(device: str, path: str) -> str:
         pid = lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
     where = f"{who} has locked {path}; it may use another state directory, or another plug-in for the device"
-    return f"{without_scope(device)} is in use outside of this ledger: {where}"
+    return f"{entries.without_scope(device)} is in use outside of this ledger: {where}"
 
 
 class Want(Value):
     """A request to the ledger.
 
     Attributes:
-        candidates: Names of each device that could serve the request, as of :func:`anyaccel.ledger.names.device_name`.
-            Requests with a common candidate compete. No other device is given.
+        candidates: Names of each device that could serve the request, as of
+            :func:`anyaccel.ledger.entries.device_name`. Requests with a common candidate compete. No other device is
+            given.
         wholes: Names of devices that have candidates as parts. A choice of a part also chooses ``DIVIDED`` of each
             whole, so that the whole is not given out.
         device_locks: Inodes that stand for a device on this host, by device name; existing inodes are locked, too.
@@ -209,7 +317,7 @@ class Lease:
     @property
     def id(self) -> str:
         """Identity, as shown by ``anyaccel status``: the nonce without the tag of the boot."""
-        return self._nonce.removeprefix(boot())
+        return self._nonce.removeprefix(entries.boot())
 
     @property
     def path(self) -> str:
@@ -282,15 +390,15 @@ class Lease:
         try:
             with self._state.locked(make=True) as directory:
                 for device, file in self._files.items():
-                    name = lease_name(device, self.devices[device], self._nonce, (0, 0), mark, self._period)
+                    name = entries.lease_name(device, self.devices[device], self._nonce, (0, 0), mark, self._period)
                     file.rename(directory, name)
         except LedgerError as error:
             _log().warning("lease %s is kept until this process ends: %s", self.id, error)
-        left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
+        left = [lease for file in self._files.values() if (lease := entries.parse_lease(file.name))]
         self._close()
         with self._state.opened() as directory:
-            active = find_active(directory, left)
-            sweep(directory, {lease.name for lease in left} - active.keys())
+            active = entries.find_active(directory, left)
+            entries.sweep(directory, {lease.name for lease in left} - active.keys())
             return not active
 
     def quarantine(self, reason: str) -> None:

@@ -12,9 +12,8 @@ from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger import machine_policy, tickets
 from anyaccel.ledger.acquisition import Acquisition, Choose
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
-from anyaccel.ledger.entries import find_active, sweep
+from anyaccel.ledger.entries import LeaseName, Listing, find_active, list_names, sweep
 from anyaccel.ledger.lease import Lease, Want
-from anyaccel.ledger.names import LeaseName, Listing, list_names
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process

@@ -22,8 +22,7 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory
-from anyaccel.ledger.entries import clean, read_object, read_value
-from anyaccel.ledger.names import hash_device
+from anyaccel.ledger.entries import hash_device, read_object, read_value
 from anyaccel.ledger.record import LeaseRecord, since_boot
 from anyaccel.linux import process
 from anyaccel.linux.files import write_whole
@@ -31,6 +30,7 @@ from anyaccel.linux.users import find_group, find_groups, find_user, group_name,
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import FOREVER, NO_LIMITS, PLAIN, Block, Limits, Policy
+from anyaccel.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from anyaccel.ledger import entries
-from anyaccel.ledger.names import LeaseName, Listing, boot, without_scope
+from anyaccel.ledger.entries import LeaseName, LeaseState, Life, Listing
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE, format_slots, slot_numbers
 from anyaccel.model.request import find_memory, format_memory, format_share, format_units
-from anyaccel.text import clock
+from anyaccel.text import clean, clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ class LeaseRecord(Value):
         if self.state == "outside":
             return self.reason
         if self.state in BLOCKED:
-            return f"{without_scope(self.device)} is {self.reason}"
+            return f"{entries.without_scope(self.device)} is {self.reason}"
         words = f", {self.note or self.request!r}" if self.note or self.request else ""
         why = f"; {self.reason}" if self.reason else ""
         share = f" (with {self.through})" if self.through else share
-        name = without_scope(self.device)
-        holder = self.state if self.state == entries.Life.ON_BEHALF.value else f"process {self.pid or 'unknown'}"
+        name = entries.without_scope(self.device)
+        holder = self.state if self.state == Life.ON_BEHALF.value else f"process {self.pid or 'unknown'}"
         return f"{name}{share} is held by {self.user} ({holder}{words}){why}"
 
 
@@ -165,7 +165,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
         name = "you" if record.uid == os.geteuid() else record.user
         if record.id in places:
             name = f"this process ({places[record.id]})"
-        elif record.state == entries.Life.KEPT.value:
+        elif record.state == Life.KEPT.value:
             name = f"what {name} left running"
         asked = find_memory(record.units, record.request)
         memory[name] = memory.get(name, 0) + asked
@@ -209,9 +209,9 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
     Of the command, only the name is written. Callers pass names only, never arguments or values of variables.
     """
     words = {
-        "request": entries.clean(request),
-        "note": entries.clean(note),
-        "command": entries.clean(_command()),
+        "request": clean(request),
+        "note": clean(note),
+        "command": clean(_command()),
         "namespace": pid_namespace(),
         "confined": confined,
     }
@@ -232,7 +232,7 @@ def read_words(body: bytes) -> dict[str, Any]:
         namespace.
     """
     words = entries.read_object(body)
-    texts = {key: entries.clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
+    texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
     return {
         **texts,
         "confined": words.get("confined") is True,
@@ -272,7 +272,7 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
                 yield record
 
 
-def _describe(directory: int, lease: LeaseName, state: entries.LeaseState) -> LeaseRecord:
+def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecord:
     """Describe one device of an active lease by the lease's name, file and process.
 
     State, reason and hint follow from ``state``, the body and the process: see :class:`LeaseRecord`. If the file is
@@ -287,7 +287,7 @@ def _describe(directory: int, lease: LeaseName, state: entries.LeaseState) -> Le
     kind, reason, hint = _explain(directory, lease, state, found)
     words = read_words(entries.read_body(directory, lease.name))
     quarantined = words.pop("quarantined")
-    if state.life is entries.Life.HELD and quarantined and not reason:
+    if state.life is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
@@ -309,9 +309,7 @@ def _describe(directory: int, lease: LeaseName, state: entries.LeaseState) -> Le
     )
 
 
-def _explain(
-    directory: int, lease: LeaseName, state: entries.LeaseState, file: os.stat_result | None
-) -> tuple[str, str, str]:
+def _explain(directory: int, lease: LeaseName, state: LeaseState, file: os.stat_result | None) -> tuple[str, str, str]:
     """Return the state of a lease's record, the reason, and the way out; see :class:`LeaseRecord`.
 
     A holder that is stopped, or that keeps the device in quarantine, is not considered.
@@ -323,17 +321,17 @@ def _explain(
         file: State of the lease's file; None if unknown.
     """
     life = state.life
-    if life is entries.Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
-        life = entries.Life.HELD
-    if life is entries.Life.KEPT:
+    if life is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
+        life = Life.HELD
+    if life is Life.KEPT:
         return life.value, _kept(state.carriers), _way_out(lease, file)
-    if life is entries.Life.ON_BEHALF and not state.reason.startswith(entries.RENEWED):
+    if life is Life.ON_BEHALF and not state.reason.startswith(entries.RENEWED):
         hint = (
             "start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release --forget"
             f" {lease.id}' once nothing uses the device"
         )
         return life.value, state.reason, hint
-    if life is entries.Life.LEAVING:
+    if life is Life.LEAVING:
         where = process.waits_in(lease.pid)
         suffix = f", where it waits in {where}" if where else ""
         return life.value, f"process {lease.pid} has ended but not left the kernel{suffix}", ""
@@ -351,7 +349,7 @@ def _until(lease: LeaseName) -> float | None:
 
     None without a limit, and for a lease of another boot.
     """
-    if lease.period.until is None or lease.boot != boot():
+    if lease.period.until is None or lease.boot != entries.boot():
         return None
     return since_1970(lease.period.until / 1000)
 
@@ -385,7 +383,7 @@ def _who(pid: int) -> str:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
         # A program may name itself anything.
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {entries.clean(program)}"
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"
     except OSError:
         return ""
 

@@ -15,8 +15,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from anyaccel._typing import NamedTuple
-from anyaccel.ledger.entries import find_active, stat_of
-from anyaccel.ledger.names import HANDOVER, LeaseName, list_names, parse_lease
+from anyaccel.ledger.entries import HANDOVER, LeaseName, find_active, list_names, parse_lease, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
 

@@ -20,19 +20,9 @@ from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries, record
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lease import Want
+from anyaccel.ledger.entries import Listing, TicketName
+from anyaccel.ledger.lease import LockedFile, Want
 from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with_past
-from anyaccel.ledger.names import (
-    Listing,
-    TicketName,
-    hash_device,
-    hashes,
-    is_inner,
-    list_names,
-    new_nonce,
-    parse_ticket,
-    ticket_name,
-)
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
@@ -54,7 +44,7 @@ _LOOKS_EVERY = 0.25
 _PER_PLACE = 0.05  # requests further back look less often, since requests ahead would be served first
 _CANCEL_LOOK = 0.02
 
-_files: set[entries.LockedFile] = set()
+_files: set[LockedFile] = set()
 """Files of tickets of this process."""
 
 
@@ -76,7 +66,7 @@ def recheck_interval(place: int) -> float:
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-class TicketFile(entries.LockedFile):
+class TicketFile(LockedFile):
     """A position in the line, kept from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
@@ -111,7 +101,7 @@ class TicketFile(entries.LockedFile):
         if number is None:
             # A time, not the highest number so far plus 1: the highest may be that of another user's false ticket.
             number = int(process.boot_seconds() * 1e6)
-        self.rename(directory, ticket_name(facts.priority, number, new_nonce(), want.candidates))
+        self.rename(directory, entries.ticket_name(facts.priority, number, entries.new_nonce(), want.candidates))
         return number
 
     def stamp(self) -> None:
@@ -197,7 +187,12 @@ class _WaitingLine(NamedTuple):
 
 
 def list_tickets(
-    state: StateDirectory, directory: int, listing: Listing, *, past: bool, devices: Collection[str] | None = None
+    state: StateDirectory,
+    directory: int,
+    listing: Listing,
+    *,
+    past: bool,
+    devices: Collection[str] | None = None,
 ) -> Iterator[record.TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
@@ -216,7 +211,7 @@ def list_tickets(
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
-    among = None if devices is None else hashes(_texts(devices))
+    among = None if devices is None else entries.hashes(_texts(devices))
     policy = policy_for_display(state)
     if past:
         policy = with_past(policy)
@@ -228,7 +223,7 @@ def list_tickets(
     used = None if policy.half_life is None else policy.usage(line.held, clock)
     for position, facts in enumerate(line.order):
         name = str(facts.key)
-        ticket, found = parse_ticket(name), line.files[name]
+        ticket, found = entries.parse_ticket(name), line.files[name]
         if ticket is None or (among is not None and facts.wants is not None and facts.wants.isdisjoint(among)):
             continue
         words = record.read_words(entries.read_body(directory, name, BODY_LIMIT))
@@ -249,7 +244,9 @@ def list_tickets(
         else:
             withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
             wanted = (
-                each for each in (*held, *withheld) if facts.wants is None or hash_device(each.device) in facts.wants
+                each
+                for each in (*held, *withheld)
+                if facts.wants is None or entries.hash_device(each.device) in facts.wants
             )
             reason = record.describe_obstacles(wanted, {}) or "it is served next"
         yield record.TicketRecord(
@@ -285,7 +282,7 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
             be used, or a system call fails.
     """
     with state.opened() as directory:
-        named = (ticket for ticket in map(parse_ticket, list_names(directory).tickets) if ticket)
+        named = (ticket for ticket in map(entries.parse_ticket, entries.list_names(directory).tickets) if ticket)
         same = (ticket for ticket in named if ticket.id == ticket_id)
         found = [ticket for ticket in same if entries.probe_lock(directory, ticket.name)[0]]
         if not found:
@@ -348,11 +345,11 @@ def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[s
     equal hash is included, too. A ticket without a readable list of devices counts as naming each.
     """
     found: set[str] = set()
-    for ticket in filter(None, map(parse_ticket, listing.tickets)):
+    for ticket in filter(None, map(entries.parse_ticket, listing.tickets)):
         facts = None if ticket.pid == os.getpid() else read_ticket(directory, ticket.name, brief=True)
         if facts is None:
             continue
-        more = {each for each in devices - found if facts.wants is None or hash_device(each) in facts.wants}
+        more = {each for each in devices - found if facts.wants is None or entries.hash_device(each) in facts.wants}
         if more and entries.probe_lock(directory, ticket.name)[0]:
             found |= more
     return frozenset(found)
@@ -414,7 +411,7 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
         return found
     found = _waiting.get((directory_id := os.fstat(directory).st_ino, name))
     if found is None:
-        ticket, file = parse_ticket(name), entries.stat_of(directory, name)
+        ticket, file = entries.parse_ticket(name), entries.stat_of(directory, name)
         if ticket is None or file is None:
             return None
         body = entries.read_body(directory, name, BODY_LIMIT)
@@ -429,7 +426,7 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
 @lru_cache(maxsize=2048)
 def _named(name: str) -> Waiting | None:
     """Return the facts in the name of a ticket, without user, time limit and needs; None for any other name."""
-    ticket = parse_ticket(name)
+    ticket = entries.parse_ticket(name)
     return _read_waiting(ticket, None, b"") if ticket else None
 
 
@@ -472,8 +469,8 @@ def hashed(need: Need) -> Need:
     return Need(
         count=need.count,
         units=need.units,
-        among=hashes(_texts(need.among)),
-        sizes={hash_device(str(device)): units for device, units in need.sizes.items()},
+        among=entries.hashes(_texts(need.among)),
+        sizes={entries.hash_device(str(device)): units for device, units in need.sizes.items()},
     )
 
 
@@ -497,13 +494,13 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
         until, passed = lease.period
         # With the owner: a user who copies the identity of another user's lease hides no part of that lease.
         found[lease.id or lease.name, lease.device, lease.extent, file.st_uid] = Holding(
-            device=hash_device(lease.device),
+            device=entries.hash_device(lease.device),
             units=lease.extent.units,
             user=outside(file.st_uid),
             since=record.since_boot(file.st_mtime),
             until=None if until is None else until / 1000,
             passed=None if passed is None else passed / 1000,
-            inner=is_inner(lease.device),
+            inner=entries.is_inner(lease.device),
         )
     return list(found.values())
 

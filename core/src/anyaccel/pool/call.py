@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
-from anyaccel.pool.reactor import allow_forks, reactor, run_guarded
+from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
 from anyaccel.text import Duration, read_seconds
 
 if TYPE_CHECKING:
-    from anyaccel.pool.reactor import Timer
     from anyaccel.scheduler import Verdict
 
 
@@ -260,18 +259,14 @@ class CallFuture(AwaitableFuture[T]):
         """Drop the reference to the call, which is over."""
         self._call = None
 
-    def notify_cancelled(self) -> None:
-        """Report the cancellation to waiters in ``concurrent.futures.wait`` and ``as_completed``.
-
-        No effect the second time, or on a call that was not cancelled.
-        """
-        if self._state == CANCELLED:
-            self.set_running_or_notify_cancel()
-
 
 def _on_cancelled(call: Call) -> None:
-    """Report a cancellation to the waiters, and call the call's ``on_cancel``; runs in the reactor's thread."""
-    call.future.notify_cancelled()
+    """Report a cancellation to ``concurrent.futures.wait`` and ``as_completed``, the first time, and to the engine.
+
+    Runs in the reactor's thread.
+    """
+    if call.future._state == CANCELLED:  # noqa: SLF001 - not yet CANCELLED_AND_NOTIFIED
+        call.future.set_running_or_notify_cancel()
     call.on_cancel(call)
 
 
@@ -289,7 +284,6 @@ class Call:
         waits: Explains what devices it waits for; None if it needs none, or has them.
         sent: Whether it was sent to a process, which may have started it, and on a cluster is known to run it.
         log: File for its output; None for the pool's.
-        relay: Receives the answer unread, if set.
         tries: Number of times that it was run and lost.
         timer: Timer of its time limit.
         future: Its future.
@@ -307,9 +301,8 @@ class Call:
         self.waits: Callable[[], Verdict] | None = None
         self.sent = False
         self.log: str | None = None
-        self.relay: Callable[[Message], None] | None = None
         self.tries = 0
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
         self.future: CallFuture[Any] = CallFuture(self)
 
     @property
@@ -329,8 +322,8 @@ class Call:
 
     def reset(self) -> None:
         """Count the call as not sent, and cancel its timer: the time limit starts anew with the next worker."""
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
+        self.timer = NO_TIMER
         self.sent = False
 
     def is_pending(self) -> bool:
@@ -350,8 +343,7 @@ class Call:
 
         A call with an outcome, or a cancelled call, keeps its state.
         """
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         with contextlib.suppress(InvalidStateError):
             setter(outcome)
         self.future.release_call()
@@ -372,16 +364,13 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
     """Set the outcome of a call from the answer of its worker; in the reactor's thread, which gets no signals.
 
     An answer that cannot be read fails the call with a :class:`RemoteError`; any other kind of message than a result is
-    read as an exception. A call with a ``relay`` gets no outcome here: the relay gets the message unread.
+    read as an exception.
 
     Args:
         call: The call.
         message: The answer.
         plain: Whether the answer is read as plain data; see :mod:`anyaccel.pool.plain`.
     """
-    if call.relay is not None:
-        call.relay(message)
-        return
     try:
         if message.kind != MessageKind.RESULT:
             call.fail(read_exception(message, plain=plain))

@@ -59,7 +59,7 @@ from anyaccel.pool.devices import (
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import NO_TIMER, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CallQueue:
         acquisition: The place of the first call in the machine's queue; None if it has none.
         asked_at: Time at which that place was taken.
         watched: Descriptors that report changes of the ledger.
-        timer: Timer of the next attempt to get devices, or None.
+        timer: Timer of the next attempt to get devices.
     """
 
     def __init__(self, key: object, engine: LocalEngine, call: Call, resolved: LocalRequest | None) -> None:
@@ -115,7 +115,7 @@ class CallQueue:
         self.acquisition: Acquisition | None = None
         self.asked_at = 0.0
         self.watched: list[int] = []
-        self.timer: Timer | None = None
+        self.timer = NO_TIMER
 
     def first(self) -> Call | None:
         """Return the first pending call, or None; drop the cancelled and failed calls before."""
@@ -126,9 +126,7 @@ class CallQueue:
 
     def stop_watching(self) -> None:
         """Cancel the timer, and stop watching the ledger."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.timer.cancel()
         while self.watched:
             reactor().unwatch(self.watched.pop())
 
@@ -434,13 +432,13 @@ class Broker:
         pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
         queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
-        def on_change() -> None:
-            """Read the event, and attempt again if that is worthwhile."""
-            if acquisition.read_event():
+        def on_change(descriptor: int) -> None:
+            """Read the event of a descriptor, and attempt again if that is worthwhile."""
+            if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
         for descriptor in queue.watched:
-            loop.watch(descriptor, on_change)
+            loop.watch(descriptor, partial(on_change, descriptor))
 
     def _on_release(self) -> None:
         """Count a change, and serve the queues, because a worker has released its devices."""
@@ -566,8 +564,8 @@ class WorkerProcess:
         stopped: Whether :meth:`stop` was called.
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
-        notices: Kinds of messages that it must send before its first answer, in order.
-        timer: Timer of a scheduled stop, or None.
+        notices: Number of messages READY that it must still send before its first answer.
+        timer: Timer of a scheduled stop.
     """
 
     begun = True
@@ -586,8 +584,8 @@ class WorkerProcess:
         self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
         self.fault = ""
-        self.notices: deque[MessageKind] = deque()
-        self.timer: Timer | None = None
+        self.notices = 0
+        self.timer = NO_TIMER
         self._process: spawning.Process
         self._launched = False
         self._ahead = True
@@ -609,8 +607,7 @@ class WorkerProcess:
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
         self.read(last=True)
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         if self._group is not None:
             gone.reason = "; ".join(filter(None, (gone.reason, remove_group(self._group))))
         self.engine.on_gone(self, gone)
@@ -697,10 +694,7 @@ class WorkerProcess:
             timed = call.options.timeout is not None
             made, setup = settings.make_setup(self.lease, self.engine.inventory, server, mark=self.mark, ready=timed)
             self.allocation, self._group = made.allocation, made.group
-            if timed:
-                self.notices.append(MessageKind.READY)
-            if settings.staged:
-                self.notices.append(MessageKind.PREPARED)
+            self.notices = timed + settings.staged
             with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *leases))
             self.send_call(call, fresh=True)
@@ -785,12 +779,12 @@ class WorkerProcess:
         return [call for call in unstarted if call.is_pending()]
 
     def _start_timer(self, call: Call) -> None:
-        """Start the time limit of a call; no effect on a call without a limit.
+        """Start the time limit of a call; no effect on a call without a limit, or whose time runs.
 
         The pool's early signal, if any, comes first, unless the limit is not longer than its lead.
         """
         seconds, early = call.options.timeout, self.engine.settings.early
-        if seconds is None:
+        if seconds is None or call.timer is not NO_TIMER:
             return
         if early is not None and early.seconds >= seconds:
             early = None
@@ -847,8 +841,7 @@ class WorkerProcess:
         The stop then gives the grace period of the pool once more. Replaces the stop that was scheduled before.
         """
         grace = self.engine.settings.grace
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
@@ -885,7 +878,7 @@ class WorkerProcess:
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
         """
-        for _ in range(max(1, len(self.running) + len(self.notices))):
+        for _ in range(max(1, len(self.running) + self.notices)):
             try:
                 message = self._process.receive(last=last)
             except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
@@ -898,7 +891,7 @@ class WorkerProcess:
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
-        Notices are due before the first answer. READY starts the time limit of the first call. A failed setup is
+        Notices are due before the first answer. The first starts the time limit of the first call. A failed setup is
         believed only while a notice is due or, if the settings are not staged, before the first answer. After a
         fault, messages are ignored.
         """
@@ -909,10 +902,10 @@ class WorkerProcess:
             self._on_answer(message)
         elif kind == MessageKind.BROKEN and (self.notices if self.engine.settings.staged else not self.proven):
             self._on_broken(message)
-        elif self.notices and kind == self.notices[0]:
-            if self.notices.popleft() == MessageKind.READY:
-                for call in self.outstanding[:1]:
-                    self._start_timer(call)
+        elif kind == MessageKind.READY and self.notices:
+            self.notices -= 1
+            for call in self.outstanding[:1]:
+                self._start_timer(call)
         else:
             self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
@@ -933,7 +926,7 @@ class WorkerProcess:
         unmade = self.actor if call.kind == MessageKind.CONSTRUCT and message.kind == MessageKind.ERROR else None
         self.ending = self.ending or unmade is not None  # a worker without its object exits by itself
         self._on_free(call)
-        set_outcome(call, message, plain=self.engine.settings.plain)
+        self.engine.set_outcome(call, message)
         if unmade is not None:
             unmade.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
         self.engine.remove_call(call)
@@ -957,8 +950,7 @@ class WorkerProcess:
             self._quick = call.kind == MessageKind.METHOD and now - self._began < QUICK_SECONDS
             self._began = now
             for following in self.outstanding[:1]:
-                if following.timer is None:
-                    self._start_timer(following)
+                self._start_timer(following)
             self.pull()
             if self.actor.group.closing and not (self.running or self.ending):
                 self.shut_down()
@@ -995,6 +987,7 @@ class LocalEngine(Engine):
         members: Worker processes that live, or are being launched.
         confined: Whether workers are confined to their devices.
         quarantine: The devices that are kept although their holder was ended.
+        set_outcome: Sets the outcome of a call from the answer of its worker.
 
     Raises:
         EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
@@ -1007,6 +1000,7 @@ class LocalEngine(Engine):
         self._open_broker = broker
         self._calls: dict[int, Call] = {}
         self.quarantine = Quarantine()
+        self.set_outcome: Callable[[Call, Message], None] = partial(set_outcome, plain=settings.plain)
 
     @cached_property
     def broker(self) -> Broker:

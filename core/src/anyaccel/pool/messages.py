@@ -369,9 +369,10 @@ class MessageKind(IntEnum):
     BROKEN = 8
     """From the worker: the exception of its setup."""
     READY = 9
-    """From the worker: it is about to run user code."""
-    PREPARED = 10
-    """From the worker: sandbox and initializer are done. A later BROKEN, perhaps of hostile code, is not believed."""
+    """From the worker: it is about to run user code; or, the last time, sandbox and initializer are done.
+
+    A BROKEN after the last one, perhaps of hostile code, is not believed.
+    """
 
 
 class Message(NamedTuple):

@@ -31,12 +31,16 @@ _CROWD = 1024
 class Timer:
     """A handler to call at a time, unless cancelled."""
 
-    def __init__(self, call: Handler) -> None:
-        self.call: Handler | None = call
+    def __init__(self, call: Handler | None) -> None:
+        self.call = call
 
     def cancel(self) -> None:
         """Drop the handler, which is not called then; no effect after the call."""
         self.call = None
+
+
+NO_TIMER = Timer(None)
+"""Stands for a timer that was not set."""
 
 
 class Reactor:

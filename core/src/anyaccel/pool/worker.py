@@ -167,7 +167,7 @@ class MessageLoop:
         """Set up the process as the message says, before any call.
 
         In order: outputs, leases (inherited by programs that user code starts), format of answers, environment, READY,
-        sandbox, initializer, warm-up, PREPARED; the notices only if asked for.
+        sandbox, initializer, warm-up, READY; each READY only if asked for.
 
         Returns:
             False if the message could not be read, or a step from the format of answers on failed with an Exception,
@@ -192,7 +192,7 @@ class MessageLoop:
             if setup["warmup"] is not None:
                 self._warm_up(*setup["warmup"])
             if setup["staged"]:
-                send(self.channel, MessageKind.PREPARED)
+                send(self.channel, MessageKind.READY)
         except Exception as error:  # noqa: BLE001 - the caller reports it
             self._answer(MessageKind.BROKEN, self._describe(error))
             return False

@@ -457,19 +457,10 @@ def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[AskedFilter[Any]
     Raises:
         ValueError: When a filter is unknown, or its value invalid.
     """
-    return tuple(_asked(name, value, term, inventory) for name, value in term.filters)
-
-
-def _asked(name: str, value: str, term: Term, inventory: Inventory) -> AskedFilter[Any]:
-    """Parse one filter of a term.
-
-    Raises:
-        ValueError: When the filter is unknown, or the value invalid.
-    """
-    entry = FILTERS.get(name)
-    if entry is None:
-        raise ValueError(f"a filter must be one of {', '.join(FILTERS)} (got {shown(name)})")
-    return AskedFilter(entry, entry.read(value), term, inventory)
+    for name, _ in term.filters:
+        if name not in FILTERS:
+            raise ValueError(f"a filter must be one of {', '.join(FILTERS)} (got {shown(name)})")
+    return tuple(AskedFilter(FILTERS[name], FILTERS[name].read(text), term, inventory) for name, text in term.filters)
 
 
 def asked_memory(term: Term) -> int:

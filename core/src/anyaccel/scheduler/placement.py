@@ -338,18 +338,16 @@ def choose_slots(free: int, count: int, total: int) -> int:
         total: Number of the device's slots.
     """
     sizes = [size for size in range(count, total + 1) if total % size == 0]  # of blocks that tile the device
-    row = (1 << count) - 1
-    best, smallest = 0, total + 1
-    for start in range(0, total, sizes[0]):
-        if free >> start & row == row:
-            whole = [size for size in sizes if _is_free(free, start - start % size, size)]
-            room = max(whole, default=0)
-            if room < smallest:
-                best, smallest = row << start, room
-    if best:
-        return best
-    rows = (row << start for start in range(total - count + 1) if free >> start & row == row)
-    return next(rows, 0) or first(free, count)
+    starts = [start for start in range(total - count + 1) if _is_free(free, start, count)]
+    aligned = [start for start in starts if start % sizes[0] == 0]
+
+    def room(start: int) -> int:
+        """Return the size of the largest free block around a slot; 0 for none."""
+        return max((size for size in sizes if _is_free(free, start - start % size, size)), default=0)
+
+    if not starts:
+        return first(free, count)
+    return (1 << count) - 1 << (min(aligned, key=room) if aligned else starts[0])
 
 
 def _is_free(free: int, start: int, size: int) -> bool:

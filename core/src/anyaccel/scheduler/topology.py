@@ -59,14 +59,11 @@ class Topology:
         ]
         self._closest = sum(weight for weight, _ in self._layers)
         self._neighborhoods = [*reversed(levels), numa, pci]
-        cells: dict[tuple[int, ...], int] = {}
         signatures = [
             tuple(near[position] and near[position] | 1 << position for near in (*levels, numa, pci))
             for position in range(size)
         ]
-        for position, signature in enumerate(signatures):
-            cells[signature] = cells.get(signature, 0) | 1 << position
-        self._cell_of = [cells[signature] for signature in signatures]
+        self._cell_of = [others | 1 << position for position, others in enumerate(_same(signatures))]
 
     def affinity(self, position: int, mask: int) -> int:
         """Return the strength of a device's connections to the devices of a mask, for comparisons only.
@@ -124,10 +121,8 @@ class Topology:
         runs = (positions[start : start + count] for start in range(min(SETS, len(positions) - count + 1)))
         windows = sorted((slot_mask(run) for run in runs), key=lambda chosen: self.value(chosen, free), reverse=True)
         others = (slot_mask(chosen) for chosen in combinations(positions, count))
-        seen = {best}
-        for chosen in (*windows, *islice(others, SETS)):
-            if chosen not in seen and len(seen) < SETS and (not linked or self.all_linked(chosen)):
-                seen.add(chosen)
+        for chosen in islice(dict.fromkeys((best, *windows, *islice(others, SETS))), 1, SETS):
+            if not linked or self.all_linked(chosen):
                 yield chosen
 
     def singles(self, free: int) -> Iterator[int]:

@@ -90,8 +90,7 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-later: list[Callable[[], object]] = []
-"""Functions to call while the first vendors answer."""
+_later: list[Callable[[], object]] = []
 
 
 def do_meanwhile(work: Callable[[], object]) -> None:
@@ -100,7 +99,13 @@ def do_meanwhile(work: Callable[[], object]) -> None:
     The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
     launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    later.append(work)
+    _later.append(work)
+
+
+def do_registered() -> None:
+    """Call the functions that :func:`do_meanwhile` registered."""
+    while _later:
+        _later.pop(0)()
 
 
 def validate(term: Term, devices: Sequence[Device]) -> str | None:

@@ -36,7 +36,7 @@ def entry_points(group: str) -> list[Found]:
 
 
 def _distributions() -> list[str] | None:
-    """Return the metadata directories of the distributions on the module path; None if others may be elsewhere."""
+    """Return the metadata directories of distributions on the module path; None if there may be others elsewhere."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [importlib.machinery.PathFinder]:  # editable installs of some tools add a finder
         return None

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import Any
@@ -155,12 +154,8 @@ class Driver(Engine):
 
     def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
         """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error."""
-
-        def hand_over(done: Future[Any]) -> None:
-            """Leave a note for the reactor to call the handler."""
-            reactor().call_soon(partial(handler, *get_outcome(done)))
-
-        self.cluster.future(ref).add_done_callback(hand_over)
+        future = self.cluster.future(ref)
+        future.add_done_callback(lambda done: reactor().call_soon(partial(handler, *get_outcome(done))))
 
     def on_started(self, key: str, started: Started) -> None:
         """Record where the call of a key runs; no effect if the call is over."""

@@ -76,6 +76,7 @@ class Host:
         self.node = node
         self.idle = max(spec.settings.idle, 1.0)
         self.core = LocalEngine(lambda: node.broker, spec.settings)
+        self.core.set_outcome = relay_answer
         self.users = 0
         self.used = time.monotonic()
 
@@ -89,6 +90,11 @@ class Host:
         """Return the node and the devices of a call, expected or held; None if they are not known yet."""
         allocation = call.future.allocation or self.node.expected(call.options)
         return None if allocation is None else Started(self.node.name, allocation)
+
+
+def relay_answer(call: Call, message: Message) -> None:
+    """Make a copy of the worker's answer, unread, the result of its call."""
+    call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
 
 
 def wait_for_answer(call: Call) -> Answer:
@@ -201,19 +207,13 @@ def run_call(
 
 
 def enter_call(call: Call, log: str | None, enter: Callable[[], object]) -> None:
-    """Queue a call, of which a copy of the worker's message, unread, becomes the result; an exception fails the call.
+    """Queue a call; an exception fails the call.
 
     Args:
         call: The call.
         log: File for the output, or None. Its directory is made, which may exist only where the pool is.
         enter: Queues the call.
     """
-
-    def relay(message: Message) -> None:
-        """Set the result."""
-        call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
-
-    call.relay = relay
     try:
         if log is not None:
             os.makedirs(os.path.dirname(log), exist_ok=True)
