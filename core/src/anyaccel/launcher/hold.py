@@ -103,9 +103,8 @@ class DeviceLease(OpenLease):
                 or 127 instead: see :meth:`anyaccel.launcher.launch.Launch.popen`.
         """
         if self._started is None:
-            mark = self.lease.mark if self.lease else ()
             # This process carries the mark of the lease itself: only a mark inside it tells the command apart.
-            self._started = marks.draw(inside=mark) if mark and self._carried else mark
+            self._started = marks.draw(inside=self.mark) if self.mark and self._carried else self.mark
         return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
