@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import anyaccel
-from anyaccel.cli import devices_table, parse, queue
+from anyaccel.cli import lay_out, parse, queue
 from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Sample
 from anyaccel.ledger import Ledger, TicketRecord
@@ -145,7 +145,7 @@ def load(device: Device, moment: int, *, held: bool) -> Stats:
 def draw_status(file: Path, sample: Sample, width: int) -> None:
     """Draw the table of devices."""
     console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
-    heading, rows, _ = devices_table.lay_out(sample, width)
+    heading, rows, _ = lay_out(sample.states(), width)
     for line in [heading, *(line for lines in rows for line in lines)]:
         console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)), no_wrap=True, soft_wrap=True)
     file.write_text(console.export_svg(title="anyaccel", unique_id=file.stem), encoding="utf-8")

@@ -162,7 +162,7 @@ sys.meta_path.insert(0, Tells)
 
 @pytest.mark.parametrize(
     ("command", "module"),  # the last of the modules
-    [([], "anyaccel.cli.devices_table"), (["run", "APU:1", "--", "true"], "ctypes")],
+    [([], "anyaccel.cli.table"), (["run", "APU:1", "--", "true"], "ctypes")],
     ids=["status", "run"],
 )
 def test_what_a_command_needs_after_detection_is_imported_while_the_vendors_answer(

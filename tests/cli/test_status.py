@@ -17,7 +17,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.cli import output
-from anyaccel.cli.devices_table import COLUMNS
+from anyaccel.cli.table import COLUMNS
 from anyaccel.text import cells
 from made_up import MACHINES, RUN
 from terminals import assert_plain, run_on_terminal

@@ -138,6 +138,7 @@ CASES = length(
 )
 
 
+@pytest.mark.timeout(300)  # they begin before others: one sleeps for seconds
 @pytest.mark.parametrize(("fault", "hook"), CASES)
 def test_a_fault_in_a_hook_affects_its_own_vendor_only(fault, hook, install, acme, record):
     install("bad", BAD.format(hook=hook, fault=FAULTS[fault]))
@@ -275,6 +276,7 @@ def hangs(machine):
     return reason
 
 
+@pytest.mark.timeout(300)  # it begins before others
 def test_where_a_process_hangs_is_heard_also_when_it_has_to_wait_for_a_processor(install, record):
     """The process runs for a second before it prints its traceback."""
     install("bad", BAD.format(hook="anyaccel_detect", fault=FAULTS["sleeps"]) + LATE)

@@ -7,14 +7,6 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.cli.arguments": ("Parser",),
         "anyaccel.cli.cancel": ("cancel_by_id",),
-        "anyaccel.cli.devices_table": (
-            "choose_columns",
-            "lay_out",
-            "megahertz",
-            "memory_use",
-            "plain_rows",
-            "since",
-        ),
         "anyaccel.cli.entry": ("main", "program"),
         "anyaccel.cli.hold": ("go_on_alone",),
         "anyaccel.cli.options": (
@@ -41,7 +33,17 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.cli.parser": ("parse", "report_errors"),
         "anyaccel.cli.run": ("acquire_devices",),
         "anyaccel.cli.status": ("INTERVAL", "add_looks"),
-        "anyaccel.cli.table": ("Column", "print_table", "table_lines"),
+        "anyaccel.cli.table": (
+            "Column",
+            "choose_columns",
+            "lay_out",
+            "megahertz",
+            "memory_use",
+            "plain_rows",
+            "print_table",
+            "since",
+            "table_lines",
+        ),
     },
 )
 __all__ += ["output", "sample"]

@@ -2,12 +2,6 @@ from anyaccel.cli import output as output
 from anyaccel.cli import sample as sample
 from anyaccel.cli.arguments import Parser as Parser
 from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
-from anyaccel.cli.devices_table import choose_columns as choose_columns
-from anyaccel.cli.devices_table import lay_out as lay_out
-from anyaccel.cli.devices_table import megahertz as megahertz
-from anyaccel.cli.devices_table import memory_use as memory_use
-from anyaccel.cli.devices_table import plain_rows as plain_rows
-from anyaccel.cli.devices_table import since as since
 from anyaccel.cli.entry import main as main
 from anyaccel.cli.entry import program as program
 from anyaccel.cli.hold import go_on_alone as go_on_alone
@@ -36,5 +30,11 @@ from anyaccel.cli.run import acquire_devices as acquire_devices
 from anyaccel.cli.status import INTERVAL as INTERVAL
 from anyaccel.cli.status import add_looks as add_looks
 from anyaccel.cli.table import Column as Column
+from anyaccel.cli.table import choose_columns as choose_columns
+from anyaccel.cli.table import lay_out as lay_out
+from anyaccel.cli.table import megahertz as megahertz
+from anyaccel.cli.table import memory_use as memory_use
+from anyaccel.cli.table import plain_rows as plain_rows
 from anyaccel.cli.table import print_table as print_table
+from anyaccel.cli.table import since as since
 from anyaccel.cli.table import table_lines as table_lines

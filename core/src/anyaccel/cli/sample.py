@@ -115,9 +115,9 @@ class DeviceState:
     """
 
     def __init__(self, device: Device, sample: Sample) -> None:
-        self.device = device
-        self.seen = sample.observed.get(device.id, _NO_STATS)
-        self.records = None if sample.leases is None else sample.leases.get(device.id, [])
+        self.device: Device = device
+        self.seen: Stats = sample.observed.get(device.id, _NO_STATS)
+        self.records: list[LeaseRecord] | None = None if sample.leases is None else sample.leases.get(device.id, [])
         self._reserved = sample.reserved.get(device.id)
         self._here = sample.inventory.machine == HOST  # process ids of a recording belong to another machine
 
@@ -146,7 +146,7 @@ class DeviceState:
         A process counts as one without a lease when no lease of the device belongs to its user. Processes of a recorded
         machine are not looked up on this one.
         """
-        from anyaccel.linux.process import user
+        from anyaccel.linux.process import read_name, user
         from anyaccel.linux.users import user_name
 
         users = {record.uid for record in self.records or ()}
@@ -159,7 +159,7 @@ class DeviceState:
                 found.append(
                     Holder(
                         user=f"*{name or '?'}",
-                        program=(program(process.pid) if self._here else "") or f"process {process.pid}",
+                        program=(read_name(process.pid) if self._here else "") or f"process {process.pid}",
                         pid=process.pid,
                         mine=uid == os.geteuid(),
                         state="unleased",
@@ -299,6 +299,8 @@ _REASONS = {"quarantined": "(quarantined: anyaccel doctor says why)", "drained":
 
 
 def _of_lease(record: LeaseRecord, device: Device) -> Holder:
+    from anyaccel.linux.process import read_name
+
     # The process that took a lease may have ended; a carrier still uses its devices.
     pid = record.carriers[0] if record.carriers else record.pid
     pid = _command_of(pid) if record.here else pid
@@ -312,7 +314,7 @@ def _of_lease(record: LeaseRecord, device: Device) -> Holder:
     return Holder(
         user=record.user,
         share=format_share(record.units or UNITS_PER_DEVICE, record.request, device.memory_bytes),
-        program=(program(pid) if record.here else "") or record.command or "-",
+        program=(read_name(pid) if record.here else "") or record.command or "-",
         pid=pid,
         mine=record.uid == os.geteuid(),
         lease=record.id,
@@ -326,19 +328,10 @@ def _of_lease(record: LeaseRecord, device: Device) -> Holder:
 def _command_of(pid: int) -> int:
     """Return the command of a job, given the job's supervisor; any other process is returned unchanged."""
     from anyaccel.launcher.start import JOB_NAME
-    from anyaccel.linux.process import children
+    from anyaccel.linux.process import children, read_name
 
     # A job is held by its supervisor, which is of no interest to people.
-    if program(pid) != JOB_NAME:
+    if read_name(pid) != JOB_NAME:
         return pid
     found = children(pid)
     return found[0] if len(found) == 1 else pid
-
-
-def program(pid: int) -> str:
-    """Return the name of the program of a process; empty when it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read(64).removesuffix("\n")
-    except OSError:
-        return ""

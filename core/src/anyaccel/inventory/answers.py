@@ -164,9 +164,8 @@ class VendorNames:
             sharing: Whether two vendors with a product of the same name may both use the name.
         """
         name = name.casefold()
-        for other in self._sources:
-            if other.casefold() == name:  # keys go first: they are unique among installed plug-ins
-                return None if other == vendor else f"the key of {other}"
+        if name in self._sources:  # keys go first: they are unique among installed plug-ins, and in lower case
+            return None if name == vendor else f"the key of {name}"
         if self._resources.get(vendor) == name:
             return None
         for other, resource in self._resources.items():

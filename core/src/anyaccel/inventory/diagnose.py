@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.inventory.detect import detect
 from anyaccel.inventory.find import stats
+from anyaccel.linux.users import group_name
 from anyaccel.model import (
     Device,
     Finding,
@@ -178,15 +179,9 @@ def _closed(facts: Facts, path: str) -> bool:
 
 def _group(path: str) -> str:
     """Return the user group with access to a path; empty for an unknown group."""
-    import grp
-
     try:
         status = os.stat(path)
     except OSError:
         return ""
-    if not status.st_mode & 0o040 or status.st_gid == 0:  # no user should join the group of root
-        return ""
-    try:
-        return grp.getgrgid(status.st_gid).gr_name
-    except KeyError:  # a group of the host that the container does not know
-        return str(status.st_gid)
+    # No user should join the group of root.
+    return group_name(status.st_gid) if status.st_mode & 0o040 and status.st_gid != 0 else ""

@@ -427,7 +427,7 @@ class LeaseRequest(LedgerRequest):
         """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet, and no line is entered.
 
         Raises:
-            UsageError, LimitError, ConfigurationError: As for :meth:`anyaccel.ledger.Ledger.begin`.
+            UsageError: As for :meth:`anyaccel.ledger.Ledger.begin`.
         """
         self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
         return self._attempt

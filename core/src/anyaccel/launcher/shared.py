@@ -186,7 +186,7 @@ class SharedScheduler(Scheduler):
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
         # Earlier requests of this program have tickets in the machine's queue, but maybe not yet.
-        if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
+        if self._rivals(waiting, self._queue.firsts()):
             return None
         pending = self._make_request(plan, waiting, note=note)
         try:

@@ -380,12 +380,10 @@ def _kept(carriers: tuple[int, ...]) -> str:
 def _who(pid: int) -> str:
     """Return user and program's name of a process, as ``user, name``; empty if the process cannot be read."""
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            program = file.read(64).rstrip("\n")
-        # A program may name itself anything.
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"
+        owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return ""
+    return f"{user_name(owner)}, {clean(process.read_name(pid))}"
 
 
 def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:

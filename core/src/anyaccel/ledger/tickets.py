@@ -27,7 +27,6 @@ from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
 from anyaccel.model import Value
-from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import Holding, Need, Policy, Waiting, forecast, sum_usage
 
 TYPE_CHECKING = False
@@ -38,7 +37,7 @@ BODY_LIMIT = 1 << 18
 """Bytes of a ticket: a request for many devices lists them in the body."""
 _REMEMBERED = 10_000  # far more than any line has; a bound against processes that make tickets without end
 
-_MOST_NEEDS, _MOST_DEVICES = 64, 1 << 20
+_MOST_NEEDS, _MOST = 64, 1 << 20
 _PATIENCE = 2.0  # a stamp that is older than eight intervals: the process does not run
 _LOOKS_EVERY = 0.25
 _PER_PLACE = 0.05  # requests further back look less often, since requests ahead would be served first
@@ -457,7 +456,7 @@ def _read_waiting(ticket: TicketName, user: int | None, body: bytes) -> Waiting:
         needs=tuple(
             Need(count=count, units=units, among=among, sizes=dict(sizes))
             for count, units, among, sizes in words.needs[:_MOST_NEEDS]
-            if 0 < count <= _MOST_DEVICES and 0 < units <= UNITS_PER_DEVICE
+            if 0 < count <= _MOST and 0 < units <= _MOST
         ),
         wants=words.wanted if ticket.wanted is None else ticket.wanted,
         inner=words.inner,

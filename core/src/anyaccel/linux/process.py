@@ -279,6 +279,15 @@ def set_name(name: str) -> None:
         file.write(name)
 
 
+def read_name(pid: int) -> str:
+    """Return the name of the program of a process; empty when it cannot be read. A program may name itself anything."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read(64).removesuffix("\n")
+    except OSError:
+        return ""
+
+
 def user(pid: int) -> int | None:
     """Return the real user id of a process; None for a process that is gone or hidden."""
     found = _status_field(pid, "Uid:")

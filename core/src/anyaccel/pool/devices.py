@@ -90,7 +90,7 @@ class LocalRequest(LedgerRequest):
             self.want = replace(self.want, device_locks={})
         self.nothing = not self.choice.ever_fits
         if self.nothing:
-            check_request(inventory, request)
+            check_request(inventory, self.request)
         candidates = () if self.nothing else self.choice.candidates
         self.ids = self.scope.with_parts(device.id for device in candidates)
 

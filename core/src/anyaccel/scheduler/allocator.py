@@ -418,11 +418,10 @@ class Allocator:
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
-        held = self._counted()
-        if self._policy.limited(waiting, sum_usage(held)):
+        if self._policy.limited(waiting, sum_usage(self._counted())):
             return None
         # The common case, an empty queue, skips the policy.
-        rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
+        rivals = self._rivals(waiting, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals)
 
     def _place(self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket]) -> Allocation | None:
@@ -445,26 +444,20 @@ class Allocator:
             terms = Holding(device=None, user=waiting.user, since=now, until=until, passed=now if rivals else None)
         return self._hold(plan, found, note, terms)
 
-    def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
+    def _rivals(self, waiting: Waiting, among: Iterable[Ticket]) -> list[Ticket]:
         """Return earlier tickets among ``among`` that block a request, in the order of service.
 
         See :meth:`anyaccel.policy.Policy.keeps_waiting`. To place a request, the first ticket of each kind is enough:
         no later ticket can start before the first.
         """
-        turn = self._policy.sort_key(held, self._clock())
+        held = self._counted()
+        turn, used = self._policy.sort_key(held, self._clock()), sum_usage(held)
         own = turn(waiting)
         earlier = [(at, ticket) for ticket in among if ticket.plan.ever_fits and (at := turn(ticket.waiting)) < own]
-        in_turn = [ticket for _, ticket in sorted(earlier, key=lambda each: each[0])]
-        return self._blocking(waiting, mask, in_turn, sum_usage(held))
-
-    def _blocking(
-        self, waiting: Waiting, mask: int, earlier: Iterable[Ticket], used: Mapping[int | None, int]
-    ) -> list[Ticket]:
-        """Return the tickets that block a later request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
         return [
-            each
-            for each in earlier
-            if self._policy.keeps_waiting(each.waiting, waiting, used, competes=bool(each.plan.mask & mask))
+            ticket
+            for _, ticket in sorted(earlier, key=lambda each: each[0])
+            if self._policy.keeps_waiting(ticket.waiting, waiting, used, competes=ticket.waiting.competes(waiting))
         ]
 
     def _counted(self) -> list[Holding]:
@@ -532,12 +525,12 @@ class Allocator:
         ahead: list[Ticket] = []
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
-            mask = ticket.plan.mask
-            limited = self._policy.limited(ticket.waiting, used)
+            waiting, mask = ticket.waiting, ticket.plan.mask
+            limited = self._policy.limited(waiting, used)
             # Only a time limit allows to pass.
-            if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
-                rivals = self._blocking(ticket.waiting, mask, ahead, used)
-                ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals)
+            if not limited and (not mask & blocked or waiting.seconds is not None):
+                rivals = self._rivals(waiting, ahead) if ahead else []
+                ticket.allocation = self._place(waiting, ticket.plan, ticket.note, rivals)
                 if ticket.allocation is not None:
                     self._queue.remove(ticket)
                     return ticket
@@ -550,11 +543,11 @@ class Allocator:
         with self._lock:
             if ticket not in self._queue or not ticket.plan.ever_fits:
                 return 0
-            return 1 + len(self._rivals(ticket.waiting, ticket.plan.mask, self._counted(), self._queue))
+            return 1 + len(self._rivals(ticket.waiting, self._queue))
 
-    def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
+    def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:  # noqa: ARG002 -- a subclass needs it
         """Return the earlier tickets that block a request, by id, with a description."""
-        ahead = self._rivals(waiting, plan.mask, self._counted(), self._queue)
+        ahead = self._rivals(waiting, self._queue)
         return {ticket.id: f"{ticket.id} ({ticket.note or ticket.request})" for ticket in ahead}
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:

@@ -11,7 +11,6 @@ from anyaccel._typing import NamedTuple
 from anyaccel.model import (
     DIVIDED,
     Allocation,
-    Device,
     Extent,
     Grant,
     Health,
@@ -144,8 +143,9 @@ class Books:
         """
         now = inventory or Inventory(machine=self.inventory.machine, devices=())
         there = {device.id for device in now.devices}
+        fault = {"health": Health.UNHEALTHY, "health_reason": "lost, though it is still held", "health_remedy": ""}
         lost = {
-            each.device.id: _lost(each.device)
+            each.device.id: replace(each.device, **fault)
             for entry in self.held.values()
             for each in entry.allocation.shares
             if each.device.id not in there
@@ -243,12 +243,6 @@ class Books:
 def list_holders(holders: Mapping[str, str]) -> str:
     """Return a clause about the holders of devices, given the description of each by id, as the scheduler knows it."""
     return f"held by {listed(list(holders.values()))}"
-
-
-def _lost(device: Device) -> Device:
-    """Return a removed device that is still held, as an unhealthy one."""
-    reason = "lost, though it is still held"
-    return replace(device, health=Health.UNHEALTHY, health_reason=reason, health_remedy="")
 
 
 class RequestPlan:

@@ -115,7 +115,8 @@ def _rivals(layout: Layout, request: Request) -> Iterator[Reason]:
     """
     if not layout.rivals:
         return
-    twin = layout.without_rivals()
+    reports = tuple(replace(report, env_vars=()) for report in layout.inventory.vendors)
+    twin = Layout(replace(layout.inventory, vendors=reports), layout.names, layout.validate)
     placed = place(Occupancy(twin), [want(twin, term) for term in request.terms])
     spots = [spot for each in placed or () for spot in each]
     devices = [layout.devices[spot.position] for spot in spots]

@@ -122,8 +122,8 @@ class Layout:
         for report in inventory.vendors:
             names.add((report.resource, report.vendor))
         self.topology = Topology(self.devices)
-        self.usable = self.mask(lambda device: device.usable)
-        self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
+        self.usable = slot_mask(at for at, device in enumerate(self.devices) if device.usable)
+        self.ours = slot_mask(at for at, device in enumerate(self.devices) if device.units == UNITS_PER_DEVICE)
         self.units = [device.units if device.usable else 0 for device in self.devices]
         self.slots = {
             position: slot_mask(device.own_slots or range(device.slots))
@@ -146,24 +146,12 @@ class Layout:
                 self.kin.setdefault(whole, []).append(part)
                 self.kin.setdefault(part, []).append(whole)
 
-    def mask(self, holds: Callable[[Device], bool]) -> int:
-        """Return the devices that satisfy a condition, as a bit mask: bit ``n`` for the device at position ``n``."""
-        return sum(1 << position for position, device in enumerate(self.devices) if holds(device))
-
     def with_parts(self, mask: int) -> int:
         """Add the parts of devices to a mask. Two such masks overlap if their devices exclude each other."""
         for whole, parts in self.parts.items():
             if mask >> whole & 1:
                 mask |= parts
         return mask
-
-    def without_rivals(self) -> Layout:
-        """Return the same machine without conflicts of variables between vendors."""
-        from copy import copy  # with weakref, which no command needs
-
-        twin = copy(self)  # shallow: the rest of a layout never changes
-        twin.rivals = {}
-        return twin
 
     def conflicts(self, spots: Iterable[Spot]) -> list[tuple[str, str, str]]:
         """Return each two vendors of parts of devices that no worker gets together, with the variable of both."""
@@ -401,8 +389,8 @@ def place(free: Occupancy, wanted: Sequence[Wanted]) -> Placed | None:
     if not _enough(free, wanted):
         return None
     free = free.copy()  # the search takes and gives back devices
-    # Backtracking: the terms with the least choice first, so that wrong turns end early.
-    order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
+    # Backtracking: terms with the least choice first, so that wrong turns end early; of these, the largest.
+    order = sorted(range(len(wanted)), key=lambda index: (wanted[index].mask.bit_count(), -wanted[index].term.units))
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
@@ -467,11 +455,6 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
         alike = (device.vendor, device.type)
         groups[alike] = groups.get(alike, 0) | 1 << position
     return tuple(group for group in groups.values() if group.bit_count() >= term.count)
-
-
-def _choice(wanted: Wanted) -> tuple[int, int]:
-    """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -wanted.term.units
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:

@@ -74,8 +74,7 @@ class _Running:
     Attributes:
         calls: The socket for calls and answers.
         output: The pipe with printed text; -1 once the pipe is closed.
-        fresh: Whether the process has not begun its first call.
-        pid: Process id; 0 while fresh.
+        pid: Process id; 0 until the process begins its first call.
         used: Time of the last message, on the monotonic clock.
         gone: The end of the process; None until known.
         answer: The answer of the present call, as far as received.
@@ -87,7 +86,6 @@ class _Running:
     """
 
     def __init__(self, server: ForkServer) -> None:
-        self.fresh = True
         self.pid = 0
         self.used = time.monotonic()
         self.gone: Gone | None = None
@@ -122,9 +120,9 @@ class _Running:
         """
         self.used = time.monotonic()
         self.answer, self.seconds = bytearray(), seconds
-        # The time limit of a fresh process begins when it says so: an import may take long on a busy machine.
-        self.until = self.used + (START_SECONDS if self.fresh else seconds)
-        call = json.dumps({"function": function, "payload": payload, "fresh": self.fresh})
+        # The time limit of a new process begins when it says so: an import may take long on a busy machine.
+        self.until = self.used + (seconds if self.pid else START_SECONDS)
+        call = json.dumps({"function": function, "payload": payload, "fresh": not self.pid})
         self.calls.settimeout(max(0.1, self.until - self.used))  # at least one attempt
         self.calls.sendall(call.encode() + b"\n")
 
@@ -136,8 +134,8 @@ class _Running:
         except OSError:
             return False
         self.answer += chunk
-        if self.fresh and (end := self.answer.find(b"\n")) >= 0:
-            self.fresh, self.pid = False, int(self.answer[:end])
+        if not self.pid and (end := self.answer.find(b"\n")) >= 0:
+            self.pid = int(self.answer[:end])
             self.until = self.used + self.seconds
             del self.answer[: end + 1]
         return bool(chunk)
@@ -283,9 +281,10 @@ class GuardedProcess:
         if running is not None:
             running.release()
 
-    def renew_lock(self) -> None:
-        """Replace the lock in a forked child, since another thread of the parent may have held it."""
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child; the lock is a new one, as another thread may have held the old."""
         self._lock = RLock()
+        self.release()
 
     def _start(self) -> None:
         server = find_server(*self._preload)
@@ -472,8 +471,7 @@ _processes: WeakSet[GuardedProcess] = WeakSet()
 @tidy_in_child
 def _release_all() -> None:
     for process in list(_processes):
-        process.renew_lock()
-        process.release()
+        process.abandon()
 
 
 def serve(descriptors: list[int], _: object) -> None:
@@ -484,6 +482,7 @@ def serve(descriptors: list[int], _: object) -> None:
     """
     import faulthandler  # late: the calling side, which shares this module, needs neither
 
+    from anyaccel.linux.descriptors import list_descriptors
     from anyaccel.linux.process import set_name
 
     calls, output = descriptors
@@ -492,7 +491,7 @@ def serve(descriptors: list[int], _: object) -> None:
         os.dup2(descriptor, stream)
     # Descriptors of other processes of the fork server are no business of a vendor's code.
     os.closerange(3, calls)
-    os.closerange(calls + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(calls + 1, max(list_descriptors()) + 1)
     set_name("accel-vendor")
     faulthandler.enable(2)  # the caller sends SIGABRT to a process that hangs, for the traceback
     _answer_calls(_socket.socket(fileno=calls))

@@ -147,7 +147,7 @@ class VendorProcess(GuardedProcess):
         made = super().prepare((f"{TASKS}:{task}", full))
         if isinstance(made, Outcome):
             return made
-        if self.running.fresh:
+        if not self.running.pid:
             self._known.clear()
             full["load"] = {"source": encode(self.source), "path": self._path}
         # Identity first: most calls are about devices of the last call, and a comparison takes longer.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import pwd
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import anyaccel
 from anyaccel.cli import Column, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, journal
+from anyaccel.linux import users
 from anyaccel.text import clock, elapsed, span
 
 from anyaccel_jobs import supervisor
@@ -128,10 +128,7 @@ def _explain_waits(found: Sequence[Job]) -> dict[str, str]:
 
 
 def _own_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    return users.user_name(os.geteuid())
 
 
 def _find_runs(args: argparse.Namespace, of_jobs: set[str], since: float) -> list[journal.JournalEntry]:
