@@ -156,7 +156,7 @@ def test_what_was_on_a_worker_that_dies(cluster, pool, tmp_path):
     actor.ready.result(WAIT)
     calls = [each.submit(run, number) for number, each in enumerate((one, again) * 3)]
     until(lambda: all(future.running() for future in calls) and len(list(begun.iterdir())) == 6, "all")
-    home = actor._group.first.member.started.node
+    home = actor._group.begun[0].member.started.node
     nodes = {member.call: member.started.node for member in one._core.members if hasattr(member, "call")}
     here = [nodes[future._call] == home for future in calls]
     assert sum(here) == 2, "the other four are on the other machine"

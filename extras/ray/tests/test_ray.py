@@ -161,7 +161,7 @@ def test_what_was_on_a_node_that_dies(ray_nodes, pool, tmp_path):
         actor = one.options(needs="A10:2").actor(list)
         calls = [each.submit(run) for each in (one, again) * 3]
         until(lambda: actor.ready.done() and all(future.running() for future in calls), "all")
-        home = actor._group.first.member.started.node
+        home = actor._group.begun[0].member.started.node
         where = {member.call: member.started.node for member in one._core.members if hasattr(member, "call")}
         here = [where[future._call] == home for future in calls]
         assert sum(here) == 2, "the other four are on the other node"

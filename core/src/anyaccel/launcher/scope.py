@@ -266,7 +266,7 @@ class LedgerRequest:
 
     Attributes:
         inventory: The machine.
-        request: The request.
+        request: The request; of a given ``choice``, the one that it serves.
         environ: The environment of the process.
         choice: Chooses the devices.
         scope: The ledger's names of the devices.
@@ -286,7 +286,7 @@ class LedgerRequest:
         choice: Choice | None = None,
         **terms: Any,
     ) -> None:
-        self.inventory, self.request, self.environ = inventory, request, environ
+        self.inventory, self.environ = inventory, environ
         self.scope = scope = Scope.make(inventory, environ)
 
         def resolve() -> tuple[Choice, Want]:
@@ -294,6 +294,7 @@ class LedgerRequest:
             return made, scope.make_want(made, inventory)
 
         self.choice, want = resolve() if choice else _cached(inventory, (request, scope.prefix), resolve)
+        self.request = self.choice.request
         self.want = replace(want, **terms)
         self.grants: tuple[Grant, ...] = ()
 

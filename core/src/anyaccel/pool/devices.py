@@ -90,7 +90,7 @@ class LocalRequest(LedgerRequest):
             self.want = replace(self.want, device_locks={})
         self.nothing = not self.choice.ever_fits
         if self.nothing:
-            check_request(inventory, request)
+            check_request(inventory, self.request)
         candidates = () if self.nothing else self.choice.candidates
         self.ids = self.scope.with_parts(device.id for device in candidates)
 
@@ -141,11 +141,6 @@ class WorkerLease(OpenLease):
     def lease_id(self) -> str:
         """Id of the lease for other processes, also after the release; empty for a private lease, or for none."""
         return self.lease.id if self.lease and not self._private else ""
-
-    @property
-    def mark(self) -> marks.Mark:
-        """The mark in the lease; empty if there is no lease."""
-        return self.lease.mark if self.lease else ()
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -122,8 +122,8 @@ class Layout:
         for report in inventory.vendors:
             names.add((report.resource, report.vendor))
         self.topology = Topology(self.devices)
-        self.usable = self.mask(lambda device: device.usable)
-        self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
+        self.usable = slot_mask(at for at, device in enumerate(self.devices) if device.usable)
+        self.ours = slot_mask(at for at, device in enumerate(self.devices) if device.units == UNITS_PER_DEVICE)
         self.units = [device.units if device.usable else 0 for device in self.devices]
         self.slots = {
             position: slot_mask(device.own_slots or range(device.slots))
@@ -145,10 +145,6 @@ class Layout:
             for part in bits(parts):
                 self.kin.setdefault(whole, []).append(part)
                 self.kin.setdefault(part, []).append(whole)
-
-    def mask(self, holds: Callable[[Device], bool]) -> int:
-        """Return the devices that satisfy a condition, as a bit mask: bit ``n`` for the device at position ``n``."""
-        return sum(1 << position for position, device in enumerate(self.devices) if holds(device))
 
     def with_parts(self, mask: int) -> int:
         """Add the parts of devices to a mask. Two such masks overlap if their devices exclude each other."""
