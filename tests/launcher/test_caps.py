@@ -83,18 +83,20 @@ def test_pytorch_is_capped_when_it_initializes_its_device(fake):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "fraction"),
     [
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64"),
-        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.9"),
-        ("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,>:4]"),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", 0.25),
+        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.9", 0.25),
+        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.1", 0.1),
+        ("PYTORCH_ACME_ALLOC_CONF", "backend:native,per_process_memory_fraction:0.1", 0.1),
+        ("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,>:4]", 0.25),
     ],
 )
-def test_what_the_user_has_set_stays_and_the_share_counts(fake, name, text):
+def test_what_the_user_has_set_stays_and_the_tighter_cap_counts(fake, name, text, fraction):
     fake("2.10.0")
     seen, _ = shown({**environment().values, name: text})
     assert seen["conf"] == {name: text}
-    assert seen["fractions"] == {"0": 0.25}
+    assert seen["fractions"] == {"0": fraction}
 
 
 def test_a_child_process_is_capped_by_its_own_import(fake):

@@ -143,7 +143,7 @@ def test_a_release_on_behalf_that_cannot_plan_the_way_back_keeps_the_lease_for_a
 def test_devices_of_a_lease_on_behalf_are_put_back_although_a_process_keeps_the_lock(install, tmp_path, monkeypatch):
     machine = Machine(tmp_path)
     install("acme", plugin("acme", 'id="a", nodes=("/dev/full",)') + HOOK.format(root=str(tmp_path)))
-    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600, wait=PATIENCE)  # other tests have it, too
     (file,) = (path for path in Path(Ledger.open().path).iterdir() if lease.id in path.name)
     lock = os.path.realpath("/sys/dev/char/1:7")
     keep = f"exec 8<{file} 9<{lock}; flock 8; flock -s 9; echo; read forever"
@@ -162,7 +162,7 @@ def test_devices_of_a_lease_on_behalf_are_put_back_although_a_process_keeps_the_
 
 def test_a_descriptor_that_a_process_closes_during_a_release_keeps_no_lock(install, tmp_path, monkeypatch):
     install("acme", plugin("acme", 'id="a", nodes=("/dev/full",)'))
-    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600, wait=PATIENCE)  # other tests have it, too
     (file,) = (path for path in Path(Ledger.open().path).iterdir() if lease.id in path.name)
     keep = f"exec 8<{file} 9<{os.path.realpath('/sys/dev/char/1:7')}; flock 8; flock -s 9; echo; read forever"
     with subprocess.Popen(["bash", "-c", keep], stdin=-1, stdout=-1) as process:

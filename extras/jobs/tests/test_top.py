@@ -12,19 +12,20 @@ import sys
 import termios
 import threading
 import time
+from pathlib import Path
 
 import anyaccel as aa
 import made_up
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.model import replace
+from anyaccel.model import DeviceProcess, replace
 from terminals import assert_plain, run_on_terminal
 
 pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]'")
 
 from anyaccel.cli.sample import take_sample
 from anyaccel_jobs.jobs import active_jobs
-from anyaccel_jobs.top_app import Ask, Confirm, Details, Lines, Top, sparkline
+from anyaccel_jobs.top_app import Ask, Confirm, Details, Lines, Top, device_details, sparkline
 from anyaccel_jobs.top_command import Looks
 
 HOSTILE = (
@@ -299,6 +300,15 @@ def test_texts_of_others_are_text():
             assert all(line.isprintable() for line in screen(app))
 
     drive(act, lambda: sample, interval=NEVER, size=(200, 24))
+
+
+def test_the_details_of_a_device_name_the_processes_that_use_it(acme):
+    sample = take_sample(aa.detect(MACHINE))
+    device = sample.inventory.devices[0]
+    seen = aa.Stats(processes=(DeviceProcess(pid=os.getpid(), memory_bytes=1 << 30),))
+    lines = device_details(device, replace(sample, observed={device.id: seen}), 80)
+    name = Path("/proc/self/comm").read_text().strip()
+    assert [f"  {os.getpid()}  ", f"1.0 GiB  {name}"] in [[text for text, _ in line] for line in lines]
 
 
 def test_a_ledger_that_cannot_be_read_is_told(acme, monkeypatch, tmp_path):

@@ -118,7 +118,7 @@ def acquire_devices(
 
 def _say_how(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> None:
     """Report the processors and the confinement of the command."""
-    processors, sandbox = hold.allocation.processors, hold.launch.inside.sandbox
+    processors, sandbox = hold.allocation.processors, hold.launch.sandbox
     if args.bind and not processors:
         output.say("--bind has no effect: no NUMA node near the devices is known that has processors for this process")
     if args.verbose and processors:

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import LeaseNotFoundError, UsageError
-from anyaccel.inventory.detect import detect
-from anyaccel.launcher.hold import DeviceLease, LeaseRequest
+from anyaccel.launcher.hold import DeviceLease, LeaseRequest, find_machine
 from anyaccel.launcher.launch import AcquireOptions, check_options
 from anyaccel.launcher.open_lease import Handover, plan_handover
 from anyaccel.launcher.verdicts import leases
@@ -19,7 +18,7 @@ from anyaccel.scheduler import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Unpack
+    from typing import Unpack
 
     from anyaccel.ledger import Lease
 
@@ -156,11 +155,7 @@ def acquire_on_behalf(
     paths = tuple(groups)
     _make_tenure(key, seconds, paths)  # before the request waits
     options.setdefault("wait", 0)
-    given = options.get("environ")
-    environ = os.environ if given is None else given
-    names = "machine", "declare", "timeout"
-    where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-    inventory = options.get("inventory") or detect(environ=environ, **where)
+    inventory, environ = find_machine(options)
     for lease in find_on_behalf(inventory, environ):
         if lease.key == key:
             if (handover := lease.plan_handover()) is not None:

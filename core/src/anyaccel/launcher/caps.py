@@ -32,7 +32,9 @@ GROWTH_VARIABLE = "TF_FORCE_GPU_ALLOW_GROWTH"
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 """Directory with the ``sitecustomize`` that applies the cap, for the front of ``PYTHONPATH``."""
 
-_SETTER = "set_per_process_memory_fraction"
+_KEY = "per_process_memory_fraction"
+_VARIABLE_NAMES = r"PYTORCH_([A-Z]+_)?ALLOC_CONF"
+"""The variable of PyTorch's settings has had several names."""
 
 
 def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -183,7 +185,7 @@ def _cap(torch: Any) -> None:
 
     def queue_each() -> None:
         for backend in list(vars(torch).values()):
-            if {"_lazy_call", _SETTER} <= set(getattr(backend, "__dict__", ())) and backend not in queued:
+            if {"_lazy_call", "set_" + _KEY} <= set(getattr(backend, "__dict__", ())) and backend not in queued:
                 queued.append(backend)
                 # Private, in versions 1.0 to 2.15: the call waits for the initialization of the backend.
                 backend._lazy_call(_make_setter(backend))  # noqa: SLF001
@@ -210,19 +212,28 @@ def _try(then: Callable[[], None]) -> None:
 
 
 def _make_setter(backend: Any) -> Callable[[], None]:
-    """Return a function that caps each device of a backend at the fraction at the time of the call, if any.
+    """Return a function that caps each device of a backend; errors are reported on standard error.
 
-    Errors are reported on standard error.
+    The cap is the least of the fraction and of the fractions in PyTorch's variables, at the time of the call. Without a
+    fraction, nothing is capped.
     """
 
     def set_each() -> None:
         fraction = _parse_fraction(os.environ.get(FRACTION_VARIABLE))
         if fraction is None:  # the share was released in between
             return
+        texts = [text for name, text in os.environ.items() if re.fullmatch(_VARIABLE_NAMES, name)]
+        part = min([fraction, *(given for given in map(_parse_setting, texts) if given is not None)])
         for index in range(backend.device_count()):
-            getattr(backend, _SETTER)(fraction, index)
+            getattr(backend, "set_" + _KEY)(part, index)
 
     return lambda: _try(set_each)
+
+
+def _parse_setting(text: str) -> float | None:
+    """Return the fraction in a value of the variable; None without a fraction between 0 and 1, both excluded."""
+    match = re.search(r"(?:^|,)\s*" + _KEY + r"\s*:\s*([0-9.]+)", text)
+    return _parse_fraction(match.group(1) if match else None)
 
 
 def _parse_fraction(text: str | None) -> float | None:

@@ -108,7 +108,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     with take(request, marks.draw, grouped=True, **terms) as lease:
         lease.begin_entry(program)
         limit = TimeLimit.for_lease(lease.lease, terms.get("time"), grace, early)
-        ending = _TimedEnd(limit, lease.lease.mark if lease.lease else ())
+        ending = _TimedEnd(limit, lease.mark)
         status = None
         try:
             done = _complete(lease, command, ending, **given)

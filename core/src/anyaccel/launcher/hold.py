@@ -22,11 +22,11 @@ from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
 from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
-from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
+from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
-from anyaccel.model import NOTHING, Allocation, Device, Extent, Request, Stats, replace
+from anyaccel.model import NOTHING, Allocation, Device, Extent, Inventory, Request, Stats, replace
 from anyaccel.model.request import share_table
-from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
+from anyaccel.scheduler import ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
 from anyaccel.vendors import KnownNames, validate
@@ -104,9 +104,8 @@ class DeviceLease(OpenLease):
                 or 127 instead: see :meth:`anyaccel.launcher.launch.Launch.popen`.
         """
         if self._started is None:
-            mark = self.lease.mark if self.lease else ()
             # This process carries the mark of the lease itself: only a mark inside it tells the command apart.
-            self._started = marks.draw(inside=mark) if mark and self._carried else mark
+            self._started = marks.draw(inside=self.mark) if self.mark and self._carried else self.mark
         return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
@@ -296,6 +295,19 @@ async def take_async(
     return await pending.get_async(pending.plan_lease, lambda lease: lease)
 
 
+def find_machine(options: AcquireOptions) -> tuple[Inventory, Mapping[str, str]]:
+    """Return the inventory and the environment of the options of :func:`acquire`; detect the machine if needed.
+
+    Raises:
+        MachineError: If the machine cannot be detected.
+    """
+    given = options.get("environ")
+    environ = os.environ if given is None else given
+    names = "machine", "declare", "timeout"
+    where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
+    return options.get("inventory") or detect(environ=environ, **where), environ
+
+
 class LeaseRequest(LedgerRequest):
     """A request for a lease, from the check of the options to the lease.
 
@@ -307,7 +319,6 @@ class LeaseRequest(LedgerRequest):
         options: Options of :func:`acquire`.
         tell: As for :func:`take`.
         grouped: As for :func:`take`.
-        place: The queue position of an earlier request to be continued; None for a request of its own.
 
     Attributes:
         made: The lease, once there is one.
@@ -333,19 +344,14 @@ class LeaseRequest(LedgerRequest):
         *,
         tell: Callable[[str], object] | None = None,
         grouped: bool = False,
-        place: Place | None = None,
     ) -> None:
         request = parse_request(request)
         self._options, self._grouped, self._tell = options, grouped, tell
-        given = options.get("environ")
-        environ = os.environ if given is None else given
         self._confined = check_start(options) or options.get("confined", False)
         time, self.note = read_seconds("time", options.get("time"), positive=True), options.get("note", "")
         if time == float("inf"):
             raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
-        names = "machine", "declare", "timeout"
-        where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-        inventory = options.get("inventory") or detect(environ=environ, **where)
+        inventory, environ = find_machine(options)
         super().__init__(inventory, request, environ, seconds=time, confined=self._confined, mark=mark)
         self._attempt: Acquisition | None = None
         self.made: OpenLease | None = None
@@ -365,7 +371,6 @@ class LeaseRequest(LedgerRequest):
             "priority": options.get("priority", 0),
             "note": self.note,
             "on_wait": self._report_wait,
-            "place": place,
         }
         self._on_wait = options.get("on_wait")
         self._blocks = False
@@ -562,8 +567,7 @@ class LeaseRequest(LedgerRequest):
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
         # After the choice of devices, since the environment depends on them: an error here releases the lease.
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
-        waited = monotonic() - self.began if lease else 0.0
-        return DeviceLease(launch, lease, note=self.note if lease else "", waited=waited)
+        return DeviceLease(launch, lease, note=self.note, waited=monotonic() - self.began)
 
     def _open(self, make: Callable[[Lease | None], AnyLease], lease: Lease | None) -> AnyLease:
         """Make the open lease, kept for :meth:`_undo`, and plan the handover; no vendor changes a device yet."""
@@ -578,25 +582,21 @@ class LeaseRequest(LedgerRequest):
         """Make the error of a refused request.
 
         Returns:
-            For a limit of the user, :class:`NeverFitsError` with the reasons of ``error``; the ledger is not read.
-            Else :class:`NotFreeError` with the reasons of :func:`why`, judged anew: if the request fits by now, the
-            message is that of ``error``.
+            For a limit of the user, :class:`NeverFitsError`, else :class:`NotFreeError`, with the reasons of
+            :func:`why`, judged anew: if the request fits by now, the message is that of ``error``.
 
         Raises:
             ConfigurationError: If the machine's configuration is invalid or untrusted.
             LedgerError: If the ledger cannot be read.
         """
-        if isinstance(error, LimitError):
-            reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
-            ways_out = tuple(error.hint.splitlines())
-            verdict = Verdict(request=self.request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
-            return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
         verdict = self._judge()
-        told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
-        behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
         # The request fits now if the devices are reserved for an earlier request, or were released in between.
-        message = str(error) if verdict.fits_now else verdict.message + behind
-        return NotFreeError(message, verdict=verdict, hint=verdict.hint)
+        message = str(error) if verdict.fits_now else verdict.message
+        if isinstance(error, LimitError):
+            return NeverFitsError(message, verdict=verdict, hint=verdict.hint)
+        told = verdict.fits_now or any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
+        behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
+        return NotFreeError(message + behind, verdict=verdict, hint=verdict.hint)
 
     def _judge(self) -> Verdict:
         """Judge the request at this moment by the ledger, as if it came now.

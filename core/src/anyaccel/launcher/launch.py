@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import IO, Any, Literal, NoReturn, Unpack
 
     from anyaccel.launcher.environment import Bind
-    from anyaccel.launcher.sandbox import Enforce
+    from anyaccel.launcher.sandbox import Enforce, Sandbox
     from anyaccel.ledger import OnWait
     from anyaccel.linux.cgroup import UnavailableError, WorkerGroup
     from anyaccel.probe.machine import Machine
@@ -184,14 +184,16 @@ class Launch(Value):
     Attributes:
         inventory: The machine.
         environment: The environment of the worker; its allocation names the devices and processors of the worker.
-        inside: The other steps, which the process takes on itself or inherits, such as the sandbox.
+        cap: Whether frameworks are capped at a share of memory.
+        sandbox: The device nodes that the process may not open; None for no confinement.
         mark: The mark of the process; empty for none, or if this process carries the mark.
         fds: Descriptors of the lease, which the process inherits.
     """
 
     inventory: Inventory
     environment: WorkerEnvironment
-    inside: ProcessSetup = ProcessSetup()
+    cap: bool = False
+    sandbox: Sandbox | None = None
     mark: Mark = ()
     fds: tuple[int, ...] = ()
 
@@ -287,13 +289,13 @@ class Launch(Value):
             group=None if made.group is None else made.group.path,
             set=changes,
             unset=unset,
-            cap=self.inside.cap and any(name.startswith(MEMORY_VARIABLES) for name in made.set),
+            cap=self.cap and any(name.startswith(MEMORY_VARIABLES) for name in made.set),
         )
 
     @property
     def _inside(self) -> ProcessSetup:
-        """Steps with the plan's processors and sandbox; mark, cgroup, variables and cap come with the start."""
-        return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
+        """The steps with processors and sandbox alone; mark, cgroup and variables come with the start."""
+        return ProcessSetup(processors=self.environment.allocation.processors, sandbox=self.sandbox)
 
 
 def check_start(options: StartOptions, *, forked: bool = False) -> bool:
@@ -382,8 +384,7 @@ def plan_launch(
     memory = options.get("memory")
     if memory is not None or (grouped and environment.regions):
         environment = limit_memory(environment, None if memory is None else parse_memory(memory), direct=forked)
-    inside = ProcessSetup(cap=options.get("cap", False), sandbox=sandbox)
-    return Launch(inventory=inventory, environment=environment, inside=inside)
+    return Launch(inventory=inventory, environment=environment, cap=options.get("cap", False), sandbox=sandbox)
 
 
 def prepare(

@@ -285,6 +285,11 @@ class OpenLease:
         self._writer: EntryWriter | None = None
         self._writing = 0  # the process that writes the entry
 
+    @property
+    def mark(self) -> marks.Mark:
+        """The mark in the lease; empty if nothing is held."""
+        return self.lease.mark if self.lease else ()
+
     def begin_entry(self, program: str = "") -> Self:
         """Begin the journal entry, finished when the lease ends or this process exits; return the same object.
 

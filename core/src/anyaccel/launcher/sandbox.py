@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Literal
 
 from anyaccel._typing import NamedTuple, TypeVar
@@ -476,7 +477,7 @@ def list_paths_around(closed: Collection[str]) -> Iterator[str]:
     Raises:
         PermissionError: If a directory above a closed file cannot be listed.
     """
-    above = {parent for path in closed for parent in _parents(path)}
+    above = {str(parent) for path in closed for parent in PurePosixPath(path).parents}
     pending = ["/"]
     while pending:
         directory = pending.pop()
@@ -490,10 +491,3 @@ def list_paths_around(closed: Collection[str]) -> Iterator[str]:
                 pending.append(path)
             else:
                 yield path
-
-
-def _parents(path: str) -> Iterator[str]:
-    """Yield the directories above an absolute path, nearest first, up to the root."""
-    while path != "/":
-        path = os.path.dirname(path)
-        yield path

@@ -350,9 +350,9 @@ class _SharedRequest(LeaseRequest):
     ) -> None:
         if wait is not None:
             options["on_wait"] = wait.report
-        super().__init__(request, marks.draw_for_process, options, place=None if wait is None else wait.place)
+        super().__init__(request, marks.draw_for_process, options)
         if wait is not None:
-            self.began = wait.began
+            self._terms["place"], self.began = wait.place, wait.began
         self._occupied = occupied
 
     def find_taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:

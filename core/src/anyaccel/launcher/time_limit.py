@@ -47,11 +47,13 @@ class EarlySignal(Value):
         Raises:
             ValueError: If the value is no such text, or no program can catch the signal.
         """
+        from signal import Signals
+
         name, _, before = text.partition("@") if isinstance(text, str) else ("", "", "")
         try:
-            number = _signal(name.upper())
+            number = Signals(int(name)) if name.isdecimal() else Signals["SIG" + name.upper().removeprefix("SIG")]
             seconds = duration(before)
-        except ValueError:
+        except (KeyError, ValueError):
             raise ValueError(
                 f"must be a signal and how long before the time limit it is sent, such as USR1@60s (got {shown(text)})"
             ) from None
@@ -89,22 +91,6 @@ class EarlySignal(Value):
 
     def __str__(self) -> str:
         return f"{self.name.removeprefix('SIG')}@{span(self.seconds)}"
-
-
-def _signal(name: str) -> int:
-    """Return the signal with a number, or with a name in capitals, with or without SIG.
-
-    Raises:
-        ValueError: If there is no such signal.
-    """
-    from signal import Signals
-
-    if name.isascii() and name.isdecimal():
-        return Signals(int(name))
-    try:
-        return Signals[name if name.startswith("SIG") else f"SIG{name}"]
-    except KeyError as error:
-        raise ValueError(name) from error
 
 
 class TimeLimit(Value):

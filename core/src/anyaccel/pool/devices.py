@@ -143,11 +143,6 @@ class WorkerLease(OpenLease):
         return self.lease.id if self.lease and not self._private else ""
 
     @property
-    def mark(self) -> marks.Mark:
-        """The mark in the lease; empty if there is no lease."""
-        return self.lease.mark if self.lease else ()
-
-    @property
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors of the lease: a worker with copies carries the lease. Empty without a lease and after release."""
         return self.lease.fds if self.lease else ()

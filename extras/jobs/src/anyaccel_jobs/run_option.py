@@ -158,7 +158,7 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
             time_limit=None if limit is None else limit.seconds,
         )  # fmt: skip
         close()
-        mark = hold.lease.mark if hold.lease else ()
+        mark = hold.mark
         status, state = supervisor.supervise(lambda: _start(args, hold), mark, limit)
         supervisor.finish(status, state=state)
         hold.finish_entry(status, timed_out=state == "timeout")

@@ -660,7 +660,7 @@ class Sweep:
         if setting.time is None:
             return None
         limit = time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
-        mark = hold.lease.mark if hold.lease else ()
+        mark = hold.mark
         everything = combine_finds(find_carriers([mark]), find_tree({pid: self._running[pid]}))
         return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 

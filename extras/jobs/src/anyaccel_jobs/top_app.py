@@ -16,7 +16,7 @@ from anyaccel.cli import Column, cancel_by_id, lay_out, megahertz, memory_use, o
 from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
-from anyaccel.linux import process as processes
+from anyaccel.linux import process
 from anyaccel.model import Device, write_labels
 from anyaccel.text import cells, clock, memory, printable
 from rich.text import Text
@@ -531,8 +531,7 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
         for holder in state.holders
     ]
     processes = [
-        (str(process.pid), f"{memory(process.memory_bytes)}  {processes.read_name(process.pid)}")
-        for process in seen.processes or ()
+        (str(each.pid), f"{memory(each.memory_bytes)}  {process.read_name(each.pid)}") for each in seen.processes or ()
     ]
     found: list[Line] = [*_facts(facts, room)]
     for title, rows in (("Held and used by", people), ("Processes", processes), ("Links", links)):
