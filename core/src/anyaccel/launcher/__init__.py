@@ -22,6 +22,7 @@ __all__, __getattr__, __dir__ = face(
             "check_program",
             "fork_child",
             "make_start_error",
+            "reap_helpers",
             "start_detached",
         ),
         "anyaccel.launcher.scope": ("Scope",),

@@ -18,6 +18,7 @@ from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import fork_child as fork_child
 from anyaccel.launcher.start import make_start_error as make_start_error
+from anyaccel.launcher.start import reap_helpers as reap_helpers
 from anyaccel.launcher.start import start_detached as start_detached
 from anyaccel.launcher.use import get_process_lease as get_process_lease
 from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded

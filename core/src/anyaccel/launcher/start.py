@@ -166,12 +166,17 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     # Python ignores these two signals, and exec keeps a signal ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    while _leaving:
-        process.reap(_leaving.pop())
+    reap_helpers()
     try:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
         raise make_start_error(command[0], error) from error
+
+
+def reap_helpers() -> None:
+    """Wait for helpers that :func:`start_detached` has not awaited: from then on, init adopts what they started."""
+    while _leaving:
+        process.reap(_leaving.pop())
 
 
 def make_start_error(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
