@@ -285,7 +285,8 @@ def _prepare_lease() -> None:
     import ctypes  # noqa: F401 - for the monitor
 
     import anyaccel.launcher.hold
-    import anyaccel.launcher.monitor  # noqa: F401
+    import anyaccel.launcher.monitor
+    import anyaccel.probe.processors  # noqa: F401
     from anyaccel.ledger import Ledger
 
     with contextlib.suppress(AnyaccelError):

@@ -82,7 +82,8 @@ def main(args: argparse.Namespace) -> int:
 def _import_rest() -> None:
     """Import what the table needs once the devices are known."""
     import anyaccel.cli.table
-    import anyaccel.launcher.verdicts  # noqa: F401
+    import anyaccel.launcher.verdicts
+    import anyaccel.ledger.handovers  # noqa: F401
 
 
 def _look(args: argparse.Namespace, inventory: Inventory) -> samples.Sample:
