@@ -96,9 +96,9 @@ def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
         assert read("reserve", "--remove", made["id"])["removed"] == [made["id"]]
 
 
-def test_a_drain_of_no_device_is_refused():
+def test_a_drain_of_no_device_is_refused(acme):
     with pytest.raises(aa.UsageError, match="a drain needs a device"):
-        withhold.drain(aa.detect("sim:H100:1"), [], "the fan")
+        withhold.drain(aa.detect(MACHINE), [], "the fan")
 
 
 def test_a_reservation_is_for_a_group_behind_an_at_sign(acme):
