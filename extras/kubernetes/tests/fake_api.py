@@ -33,7 +33,7 @@ class FakeApi:
         self.slices, self.claims, self.token, self.lacks = {}, {}, None, ()
         self.refused, self.requests, self.conflicts = [], [], 0
         self.changed = threading.Condition()
-        self._versions, self._watchers = itertools.count(1), []
+        self._versions, self._watchers, self._events = itertools.count(1), [], []
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -153,13 +153,18 @@ class FakeApi:
                 self.store(name, copy.deepcopy(stored))
 
     def _tell(self, kind, stored):
+        event = {"type": kind, "object": stored}
+        self._events.append((next(self._versions), event))
         for watcher in self._watchers:
-            watcher.put({"type": kind, "object": stored})
+            watcher.put(event)
         self.changed.notify_all()
 
     def serve_watch(self, handler, query):
         events = queue.Queue()
         with self.changed:
+            for version, event in self._events:  # what came between the list and this watch, as in a cluster
+                if version > int(query["resourceVersion"]):
+                    events.put(event)
             self._watchers.append(events)
         handler.send_response(200)
         handler.send_header("Content-Type", "application/json")
