@@ -20,8 +20,7 @@ from anyaccel.cli import commands as cli
 from anyaccel.cli.arguments import Parser
 from anyaccel.cli.parser import add_common
 from anyaccel.model import Value, document
-from anyaccel.model._value import REQUIRED, fields
-from anyaccel.model.wire import hints
+from anyaccel.model.value import REQUIRED, fields, hints
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from anyaccel.inventory.detect import detect
 from anyaccel.inventory.record import collect_private_names
-from anyaccel.model.wire import decode
+from anyaccel.model.value import decode
 from anyaccel.plugin import Detected
 
 HOST_PLUGIN = '''

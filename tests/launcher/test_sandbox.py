@@ -22,7 +22,7 @@ from anyaccel.errors import EnforcementError
 from anyaccel.launcher.sandbox import Sandbox, find_nodes, find_obstacle, list_paths_around, make_sandbox, plan_sandbox
 from anyaccel.linux.landlock import node_of
 from anyaccel.model import Problem, ProblemKind
-from anyaccel.model.wire import decode, encode
+from anyaccel.model.value import decode, encode
 from system_calls import FORBID
 from waiting import until
 
@@ -38,7 +38,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.launcher import sandbox as reach
 from anyaccel.linux import landlock, system
 from anyaccel.launcher.sandbox import Sandbox, find_obstacle, make_sandbox
-from anyaccel.model.wire import decode
+from anyaccel.model.value import decode
 
 def outcome(function, *arguments):
     "The name of the error, or '' for none."

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from anyaccel.model.wire import decode
+from anyaccel.model.value import decode
 from anyaccel.plugin import Detected, Device, Health
 from anyaccel_nvidia import plugin
 from anyaccel_testing import context, load_recording

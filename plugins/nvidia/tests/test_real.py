@@ -11,7 +11,7 @@ ASK = """
 import json, os, time
 
 from anyaccel_nvidia import plugin
-from anyaccel.model.wire import encode
+from anyaccel.model.value import encode
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.host import HostFacts
 environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

@@ -20,8 +20,7 @@ from anyaccel.model import (
     replace,
     slots_by_id,
 )
-from anyaccel.model._value import fields
-from anyaccel.model.wire import hints
+from anyaccel.model.value import fields, hints
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.text import shown
 from anyaccel.vendors import contract

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import LedgerError, UsageError
 from anyaccel.model import Allocation, Device, Share, replace
-from anyaccel.model.wire import decode
+from anyaccel.model.value import decode
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.probe.machine import Machine
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.configuration import user_directory
 from anyaccel.model import Problem, ProblemKind, Value, encode, replace
-from anyaccel.model.wire import decode
+from anyaccel.model.value import decode
 from anyaccel.vendors.discovery import DENY_VARIABLE, Source, make_problem
 
 TYPE_CHECKING = False

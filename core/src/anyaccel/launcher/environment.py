@@ -27,7 +27,7 @@ from anyaccel.model import (
     field,
     replace,
 )
-from anyaccel.model.wire import encode
+from anyaccel.model.value import encode
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.text import printable
 from anyaccel.vendors.discovery import DENY_VARIABLE

@@ -25,7 +25,7 @@ from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Inventory, Request, Stats, replace
-from anyaccel.model.request import share_table
+from anyaccel.model.device import share_table
 from anyaccel.scheduler import ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable

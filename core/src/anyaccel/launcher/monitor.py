@@ -40,7 +40,7 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.linux.teardown import GRACE_SECONDS
 from anyaccel.model import Inventory, Share, Stats, replace
-from anyaccel.model.wire import decode, encode
+from anyaccel.model.value import decode, encode
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import SIMULATION
 

@@ -52,6 +52,7 @@ from anyaccel.linux import process
 from anyaccel.linux.groups import is_populated
 from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model import Value, replace
+from anyaccel.model import decode as decode_value
 from anyaccel.model.device import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent
 from anyaccel.text import clean, elapsed
 
@@ -556,10 +557,8 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 def read_value(kind: type[_Value], data: object) -> _Value | None:
     """Decode a value from another process, without the fields that only a later version has; None if implausible."""
-    from anyaccel.model.wire import decode  # most bodies are read without
-
     try:
-        return decode(kind, {name: data[name] for name in kind._fields if name in data})  # type: ignore[index, operator]
+        return decode_value(kind, {name: data[name] for name in kind._fields if name in data})  # type: ignore[index, operator]
     except (ValueError, TypeError):
         return None
 

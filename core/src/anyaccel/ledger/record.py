@@ -15,8 +15,15 @@ from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
-from anyaccel.model.device import UNITS_PER_DEVICE, format_slots, slot_numbers
-from anyaccel.model.request import find_memory, format_memory, format_share, format_units
+from anyaccel.model.device import (
+    UNITS_PER_DEVICE,
+    find_memory,
+    format_memory,
+    format_share,
+    format_slots,
+    format_units,
+    slot_numbers,
+)
 from anyaccel.text import clean, clock
 
 TYPE_CHECKING = False

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from anyaccel.model._value import Value
-from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE, Device
+from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE, Allocation, Device, Gang, Request
 from anyaccel.model.inventory import Inventory
 from anyaccel.model.labels import label_faults
-from anyaccel.model.request import Allocation, Gang, Request
-from anyaccel.model.wire import decode, encode
+from anyaccel.model.value import Value, decode, encode
 from anyaccel.text import shown
 
 TYPE_CHECKING = False

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from anyaccel.model._value import Value, field, replace
-from anyaccel.model.device import UNITS_PER_DEVICE, Device, Health
-from anyaccel.model.request import Share, Term
+from anyaccel.model.device import UNITS_PER_DEVICE, Device, Health, Share, Term
+from anyaccel.model.value import Value, field, replace
 from anyaccel.text import html_table, memory
 
 TYPE_CHECKING = False  # that of typing, which takes longer to import than the model

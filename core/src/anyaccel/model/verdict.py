@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from anyaccel.model._value import Value
-from anyaccel.model.request import Request, Term
+from anyaccel.model.device import Request, Term
+from anyaccel.model.value import Value
 
 
 class ReasonCode(Enum):

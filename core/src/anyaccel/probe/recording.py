@@ -35,7 +35,7 @@ from functools import lru_cache
 
 from anyaccel.errors import CommandTimeoutError, MachineError, QueryError
 from anyaccel.model import Value, field
-from anyaccel.model.wire import read
+from anyaccel.model.value import read
 from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
 from anyaccel.probe.host import natural
 from anyaccel.text import shown

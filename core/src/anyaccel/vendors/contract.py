@@ -27,7 +27,7 @@ from anyaccel.model import (
     parts_of,
 )
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
-from anyaccel.model.wire import faults
+from anyaccel.model.value import faults
 from anyaccel.probe.context import PCI_ADDRESS
 from anyaccel.text import shown
 

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import Value
-from anyaccel.model.wire import read
+from anyaccel.model.value import read
 from anyaccel.probe.context import PCI_DEVICES, Facts
 from anyaccel.vendors.discovery import Source
 

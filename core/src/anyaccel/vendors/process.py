@@ -28,7 +28,7 @@ from anyaccel.model import (
     Value,
     replace,
 )
-from anyaccel.model.wire import decode, encode, read
+from anyaccel.model.value import decode, encode, read
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import Source, installed, make_problem

@@ -39,7 +39,7 @@ from anyaccel.model import (
     VisiblePart,
     replace,
 )
-from anyaccel.model.wire import decode, encode, hints
+from anyaccel.model.value import decode, encode, hints
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
 from anyaccel.probe.recording import Recorder

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from anyaccel.model.wire import encode
+from anyaccel.model.value import encode
 from anyaccel.probe.context import ProbeContext, ask
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.recording import Recorder

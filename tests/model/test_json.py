@@ -16,7 +16,7 @@ from anyaccel.model import (
     VendorReport,
     VendorState,
 )
-from anyaccel.model.wire import decode, encode
+from anyaccel.model.value import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
