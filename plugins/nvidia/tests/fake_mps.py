@@ -1,7 +1,7 @@
 """A stand-in for the control daemon of MPS and its tool, for both documented protocols.
 
-The daemon listens at the Unix socket ``control`` of the pipe directory, and leaves the socket behind when it ends, as the
-daemon of driver 580 does. The file ``clients`` beside the socket holds the process ids of its clients.
+The daemon listens at the Unix socket ``control`` of the pipe directory, and leaves the socket behind when it ends, as
+the daemons of drivers 535 and 580 do. The file ``clients`` beside the socket holds the process ids of its clients.
 """
 
 import json

@@ -109,8 +109,8 @@ def check_unchanged(subject: Subject, machine: TestedMachine) -> None:
     """C13: Hooks do not change the process: environment, directory, signals, files, threads, children, output."""
     before = read_process_state()  # taken after the import, which C02 judges
     if subject.live:
-        # A vendor's library with hardware keeps nodes open from its first call on, and may start a thread (NVML of driver
-        # 580 does, and keeps both after its shutdown). So a second round may not add to what the first one left.
+        # With hardware, a vendor's library keeps nodes open from its first call on, and may start a thread: NVML of
+        # driver 580 does, and keeps both after its shutdown. A second round may not add to what the first one left.
         exercise(subject, machine, replay=False)
         settled = read_process_state()
         before |= {name: settled[name] for name in OF_LIBRARIES}
