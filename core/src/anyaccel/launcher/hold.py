@@ -545,7 +545,7 @@ class LeaseRequest(LedgerRequest):
         return leased | {device.id: Extent(device.units) for device in self.choice.candidates if device.id in busy}
 
     def _describe_use(self, device: Device, seen: Stats) -> str:
-        """Return how a device is in use (with ``avoid_busy``), or its free memory if too little; empty if it is free."""
+        """Return how a device is in use (with ``avoid_busy``), or its free memory if too little; empty if free."""
         if self._avoid_busy and seen.processes:
             return f"{device.name} is used without a lease, by process {seen.processes[0].pid}"
         if not self._memory or device.memory_bytes is None or seen.memory_used_bytes is None:
