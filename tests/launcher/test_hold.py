@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -290,6 +291,12 @@ def test_devices_in_use_without_a_lease(install, record, anyaccel, acme):
     ):
         with aa.acquire(request, machine=machine, wait=0, **options) as hold:
             assert [device.id for device in hold.devices] == [expected]
+    for request, options, reason in (
+        ("APU:2", {"avoid_busy": True}, "acme/0 is used without a lease, by process 7"),
+        ("APU:2,mem=10GiB", {}, "acme/0 has 4GiB free"),
+    ):
+        with pytest.raises(aa.NotFreeError, match=f"^{re.escape(request)} is not free: {reason}.$"):
+            aa.acquire(request, machine=machine, wait=0, **options)
 
 
 def test_what_a_command_left_behind_is_not_avoided(acme, anyaccel):

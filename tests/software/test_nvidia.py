@@ -52,14 +52,16 @@ def debian(tmp_path, monkeypatch):
 def test_the_mps_daemon_of_nvidia_is_started_asked_and_ended(debian, anyaccel, report):
     faults = {}
     try:
-        for action, wanted in (
-            ("start", "protocol 2, clients: none"),
-            ("status", "clients: none"),
-            ("stop", "has been ended"),
+        for name, status, wanted in (
+            ("start", 0, "protocol 2, clients: none"),
+            ("status", 0, "clients: none"),
+            ("stop", 0, "has been ended"),
+            ("status of what is left", 1, "no MPS daemon listens"),
+            ("start again", 0, "protocol 2, clients: none"),
         ):
-            done = anyaccel("mps", action, timeout=120)
+            done = anyaccel("mps", name.split()[0], timeout=120)
             told = done.stdout + done.stderr
-            faults[action] = [] if done.returncode == 0 and wanted in told else [done.returncode, told]
+            faults[name] = [] if done.returncode == status and wanted in told else [done.returncode, told]
     finally:
         anyaccel("mps", "stop", timeout=120)
     report("nvidia", "nvidia-cuda-mps", "mps start, status, stop", faults, RELEASE, cases="commands")

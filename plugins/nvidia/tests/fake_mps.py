@@ -1,7 +1,7 @@
 """A stand-in for the control daemon of MPS and its tool, for both documented protocols.
 
-The daemon listens at the Unix socket ``control`` of the pipe directory. The file ``clients`` beside the socket holds
-the process ids of its clients.
+The daemon listens at the Unix socket ``control`` of the pipe directory, and leaves the socket behind when it ends, as
+the daemons of drivers 535 and 580 do. The file ``clients`` beside the socket holds the process ids of its clients.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 
 PIPE = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 CONTROL = os.path.join(PIPE, "control")
+NOTED = os.path.join(PIPE, "nvidia-cuda-mps-control.pid")
 SERVER = 7001
 
 
@@ -33,6 +34,8 @@ def main():
 
 def start(protocol):
     listening = socket.socket(socket.AF_UNIX)
+    if os.path.exists(CONTROL):  # of a daemon that has ended
+        os.unlink(CONTROL)
     listening.bind(CONTROL)
     listening.listen()
     if os.fork():
@@ -42,15 +45,18 @@ def start(protocol):
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(null, descriptor)
-    with open(os.path.join(PIPE, "nvidia-cuda-mps-control.pid"), "w") as file:
+    with open(NOTED, "w") as file:
         file.write(str(os.getpid()))
     while True:
         connection, _ = listening.accept()
         with connection, connection.makefile("rw") as file:
-            arguments, text = json.loads(file.readline())
+            if not (line := file.readline()):  # a look whether a daemon listens
+                continue
+            arguments, text = json.loads(line)
             goes_on, answer = (legacy if protocol == 2 else scripted)(arguments, text)
             if not goes_on:
-                os.unlink(CONTROL)
+                listening.close()
+                os.unlink(NOTED)
             print(json.dumps(answer), file=file, flush=True)
         if not goes_on:
             os._exit(0)

@@ -1,5 +1,10 @@
 """NVIDIA's own binding, a real shared library, a real child process: only the hardware is missing."""
 
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
 import time
 
 import pytest
@@ -240,16 +245,34 @@ def test_failed_row_remapping_and_recovery_actions_make_a_gpu_unhealthy(live):
     assert "takes effect at its next reset" in answer["detected"].notes[0]
 
 
-def test_an_mps_daemon_makes_an_exclusive_gpu_shareable(live):
+def test_the_server_of_an_mps_daemon_is_no_user_of_the_device(live, tmp_path):
+    """NVML lists it beside its clients, and after the last of them, for as long as the daemon runs."""
+    live.card(address(0), minor=0)
+    program = shutil.copy(shutil.which("sleep"), tmp_path / "nvidia-cuda-mps-server")
+    with subprocess.Popen([program, "600"]) as server:
+        try:
+            answers = system(1) | gpu(0, procs=f"{server.pid}:{GIB} 4242:{GIB}")
+            assert live.run(answers)["stats"][uuid(0)]["processes"] == [{"pid": 4242, "memory_bytes": GIB}]
+        finally:
+            server.kill()
+
+
+def test_an_mps_daemon_makes_an_exclusive_gpu_shareable(live, monkeypatch):
     live.card(address(0), minor=0)
     answers = system(1) | gpu(0, mode=3)
     (alone,) = live.run(answers)["detected"].devices
     assert plugin.anyaccel_fractional(alone) is Fractional.NO
-    pipe = live.root / "tmp/nvidia-mps/control"
-    pipe.parent.mkdir(parents=True)
-    pipe.touch()
-    (served,) = live.run(answers)["detected"].devices
-    assert served.attributes["mps_pipe"] == "/tmp/nvidia-mps"
+    # Paths of Unix sockets hold 107 characters; pytest's directories are longer.
+    with tempfile.TemporaryDirectory(prefix="mps-", dir="/tmp") as runtime, socket.socket(socket.AF_UNIX) as listening:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        seen = live.root / runtime[1:] / "nvidia-mps/control"
+        seen.parent.mkdir(parents=True)
+        seen.touch()
+        os.mkdir(f"{runtime}/nvidia-mps")
+        listening.bind(f"{runtime}/nvidia-mps/control")
+        listening.listen()
+        (served,) = live.run(answers)["detected"].devices
+    assert served.attributes["mps_pipe"] == f"{runtime}/nvidia-mps"
     assert plugin.anyaccel_fractional(served) is Fractional.SHARED
 
 

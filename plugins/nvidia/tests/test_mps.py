@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ def place(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_MPS_PROTOCOL_VERSION", raising=False)
     monkeypatch.setattr(mps, "ANSWER_SECONDS", 120)
     yield directory
-    if (directory / "control").exists() and (noted := directory / "nvidia-cuda-mps-control.pid").exists():
+    if (noted := directory / "nvidia-cuda-mps-control.pid").exists():
         os.kill(int(noted.read_text()), signal.SIGKILL)
     shutil.rmtree(directory)
 
@@ -77,9 +78,12 @@ def test_a_daemon_is_started_looked_at_and_stopped(place, protocol):
     again = command("start")
     assert (again.returncode, "listens" in again.stderr) == (0, True)
     assert command("stop").returncode == 0
-    assert not (place / "control").exists()
-    assert command("status").returncode == 1
+    assert (place / "control").exists(), "NVIDIA's daemon leaves it behind"
+    ended = command("status")
+    assert (ended.returncode, ended.stderr) == (1, f"anyaccel: no MPS daemon listens in {place}\n")
     assert command("stop").returncode == 0, "nothing is there, as was wanted"
+    assert command("start").returncode == 0, "another one takes the directory"
+    assert command("stop").returncode == 0
 
 
 def test_a_daemon_that_keeps_the_output_of_its_starter_is_not_waited_for(place):
@@ -112,11 +116,24 @@ def test_without_the_tool_people_are_told_where_it_comes_from(place, tmp_path):
     assert "nvidia-cuda-mps-control is not on PATH" in done.stderr
 
 
-def test_what_an_ended_daemon_left_does_not_answer(place):
-    (place / "control").touch()
-    done = command("status")
-    assert done.returncode == CommandNotRunnableError.exit_code
-    assert "Cannot find MPS control daemon process" in done.stderr
+def test_what_an_ended_daemon_left_is_no_daemon(place):
+    """Shares would name its directory, and containers would mount it."""
+    assert command("start").returncode == 0
+    assert command("stop").returncode == 0
+    assert mps.query_daemon(str(place)) is None
+    _, (device,) = detected(place, answer=None, ended=True)
+    assert not {"mps_pipe", "mps_protocol"} & device.attributes.keys()
+    assert not any(name.startswith("CUDA_MPS") for name in half(device).set)
+
+
+@pytest.fixture
+def silent(place, tmp_path):
+    """A process listens at the socket, in a place of its own, and the tool does not get an answer."""
+    (tmp_path / "mps" / mps.TOOL).write_text("#!/bin/sh\necho 'Cannot find MPS control daemon process' >&2\nexit 1\n")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place / "control"))
+        listening.listen()
+        yield place
 
 
 @pytest.mark.parametrize("name", ["CUDA_MPS_PIPE_DIRECTORY", "XDG_RUNTIME_DIR"])
@@ -126,18 +143,23 @@ def test_a_place_may_be_written_with_more_slashes(place, name):
     assert first == str(place if name == "CUDA_MPS_PIPE_DIRECTORY" else place / "nvidia-mps")
 
 
-def test_what_another_daemon_has_left_does_not_keep_one_from_starting(place):
+def test_a_daemon_that_does_not_answer_keeps_none_from_starting(place, tmp_path):
     """Doctor's remedy is to start a daemon of your own."""
-    (place / "run/nvidia-mps").mkdir(parents=True)
-    usual = place / "run/nvidia-mps/control"
-    usual.touch()
-    environ = {"XDG_RUNTIME_DIR": str(place / "run"), "CUDA_MPS_PIPE_DIRECTORY": ""}
-    failed = command("start", **environ)
+    usual = place / "other"
+    usual.mkdir()
+    environ = {"XDG_RUNTIME_DIR": str(place / "own"), "CUDA_MPS_PIPE_DIRECTORY": ""}
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(usual / "control"))
+        listening.listen()
+        tool, before = tmp_path / "mps" / mps.TOOL, f"mps.DIRECTORIES = ({str(usual)!r},) * 2"
+        tool.write_text(tool.read_text().replace("exec", f'[ "$CUDA_MPS_PIPE_DIRECTORY" = {usual} ] && exit 1\nexec'))
+        failed, started = (command(action, before=before, **environ) for action in ("status", "start"))
     assert failed.returncode == CommandNotRunnableError.exit_code
-    assert f"remove {usual.parent} if its daemon has ended" in failed.stderr
-    environ["XDG_RUNTIME_DIR"] = str(place / "own")
+    assert f"the MPS daemon in {usual} cannot be used" in failed.stderr
+    assert "end its daemon, or name another directory with CUDA_MPS_PIPE_DIRECTORY" in failed.stderr
+    assert started.returncode == 0, started.stderr
     for action in ("start", "status", "stop"):
-        done = command(action, before=f"mps.DIRECTORIES = ({str(usual.parent)!r},) * 2", **environ)
+        done = command(action, before=before, **environ)
         assert done.returncode == 0, done.stderr
         assert f"MPS daemon in {place}/own/nvidia-mps" in done.stdout + done.stderr
 
@@ -152,8 +174,8 @@ def test_what_another_daemon_has_left_does_not_keep_one_from_starting(place):
     ],
     ids=["usage", "error", "bytes", "digits"],
 )
+@pytest.mark.usefixtures("silent")
 def test_a_text_that_is_no_answer_is_not_believed(place, tmp_path, answer):
-    (place / "control").touch()
     # Old tools print usage and errors on standard output, with status 0.
     (tmp_path / "mps" / mps.TOOL).write_text(f"#!/bin/sh\nprintf '{answer}'\n")
     with pytest.raises(OSError, match="which is no list of processes"):
@@ -176,12 +198,12 @@ def test_a_daemon_of_another_user_serves_us_not(place):
     assert "belongs to another user" in command("start").stderr
 
 
-def detected(place, *, answer=None, processes=()):
+def detected(place, *, answer=None, processes=(), ended=False):
     """Detect the GPU of a recorded machine with a daemon's socket."""
     recording = deepcopy(load_recording(HERE.parent / "recordings" / "h100-1gpu"))
     recording["paths"][f"{place}/control"] = {}
     recording["environ"] = {"CUDA_MPS_PIPE_DIRECTORY": str(place)}
-    if answer:
+    if answer or ended:
         recording["queries"][f"mps/{place}"] = {"value": answer}
     for name, question in recording["queries"].items():
         if name.startswith("nvml/stats/"):
@@ -204,8 +226,8 @@ def test_a_daemon_that_answers_is_believed(place, protocol, compute):
     assert (edits.memory_by, edits.compute_by) == ("CUDA MPS", compute), "a namespace's percentage wins in protocol 3"
 
 
+@pytest.mark.usefixtures("silent")
 def test_one_that_does_not_answer_is_not_believed(place):
-    (place / "control").touch()
     with pytest.raises(OSError, match="Cannot find MPS"):
         mps.query_daemon(str(place))
     recording, (device,) = detected(place)

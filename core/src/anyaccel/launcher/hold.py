@@ -25,7 +25,7 @@ from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Inventory, Request, Stats, replace
-from anyaccel.model.device import share_table
+from anyaccel.model.device import format_memory_beside, share_table
 from anyaccel.scheduler import ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
@@ -366,6 +366,7 @@ class LeaseRequest(LedgerRequest):
         self._avoid_busy = options.get("avoid_busy", False)
         self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
         self._observed: tuple[float, Mapping[str, Stats]] = (float("-inf"), {})
+        self._in_use: list[str] = []
         self._terms: dict[str, Any] = {
             "wait": read_seconds("wait", options.get("wait")),
             "priority": options.get("priority", 0),
@@ -535,20 +536,24 @@ class LeaseRequest(LedgerRequest):
             observed, _ = stats(self.inventory, environ=self.environ)
             self._observed = monotonic(), observed
         busy = {
-            device.id: Extent(device.units)
-            for device in self.inventory.devices
+            device.id: use
+            for device in self.choice.candidates
             if device.id not in leased  # the holder's own use is no obstacle: the lease is
-            and self._is_busy(device, self._observed[1].get(device.id, Stats()))
+            and (use := self._describe_use(device, self._observed[1].get(device.id, Stats())))
         }
-        return leased | busy
+        self._in_use = list(busy.values())
+        return leased | {device.id: Extent(device.units) for device in self.choice.candidates if device.id in busy}
 
-    def _is_busy(self, device: Device, seen: Stats) -> bool:
-        """Return whether a device is in use (with ``avoid_busy``), or has too little free memory; unknown is enough."""
+    def _describe_use(self, device: Device, seen: Stats) -> str:
+        """Return how a device is in use (with ``avoid_busy``), or its free memory if too little; empty if free."""
         if self._avoid_busy and seen.processes:
-            return True
+            return f"{device.name} is used without a lease, by process {seen.processes[0].pid}"
         if not self._memory or device.memory_bytes is None or seen.memory_used_bytes is None:
-            return False
-        return device.memory_bytes - seen.memory_used_bytes < self._memory
+            return ""
+        free = device.memory_bytes - seen.memory_used_bytes
+        if free >= self._memory:
+            return ""
+        return f"{device.name} has {format_memory_beside(max(0, free), self._memory)} free"
 
     def make_allocation(self, lease: Lease | None) -> Allocation:
         """Make the allocation of the devices that :meth:`choose` chose last; without an id if ``lease`` is None.
@@ -592,6 +597,8 @@ class LeaseRequest(LedgerRequest):
         verdict = self._judge()
         # The request fits now if the devices are reserved for an earlier request, or were released in between.
         message = str(error) if verdict.fits_now else verdict.message
+        if verdict.fits_now and self._in_use:  # which a verdict, without a look at the devices, does not know
+            message = f"{self.request} is not free: {'; '.join(self._in_use)}."
         if isinstance(error, LimitError):
             return NeverFitsError(message, verdict=verdict, hint=verdict.hint)
         told = verdict.fits_now or any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)

@@ -315,7 +315,7 @@ class Nvidia(Vendor):
         silent = [device for device in served if "mps_protocol" not in device.attributes]
         if silent:
             reason = f"the MPS daemon in {silent[0].attributes['mps_pipe']} does not answer {mps.TOOL}"
-            remedy = "start one of your own ('anyaccel mps start'), or remove what an ended one has left"
+            remedy = "start one of your own ('anyaccel mps start')"
             yield warn(f"{reason}: shares are by agreement", remedy)
         pipes = {str(device.attributes["mps_pipe"]) for device in served if device not in silent}
         # Asked again, since clients come and go.

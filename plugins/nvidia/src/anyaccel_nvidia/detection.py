@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from anyaccel.errors import QueryError
 from anyaccel.kit import Card, host_memory, pairs, text, try_query
 from anyaccel.plugin import PciFunction, ProbeContext
 
@@ -70,14 +71,19 @@ def read_information(card: Card) -> None:
 def mps_daemon(ctx: ProbeContext) -> dict[str, str | int | None]:
     """Return attributes for GPUs under an MPS daemon: directory and protocol of the daemon.
 
-    A daemon of another user, or one that has ended, does not answer: programs would then get the whole GPU without a
-    message.
+    A daemon of another user does not answer: programs would then get the whole GPU without a message. A daemon that has
+    ended is none.
     """
-    pipes = mps.listening(ctx.environ, ctx.exists)
-    for pipe in pipes:
-        if answer := try_query(ctx, f"mps/{pipe}", partial(mps.query_daemon, pipe)):
-            return {"mps_pipe": pipe, "mps_protocol": answer["protocol"]}
-    return {"mps_pipe": pipes[0] if pipes else None, "mps_protocol": None}
+    silent = None
+    for pipe in mps.listening(ctx.environ, ctx.exists):
+        try:
+            answer = ctx.query(f"mps/{pipe}", partial(mps.query_daemon, pipe))
+        except QueryError:
+            silent = silent or pipe
+        else:
+            if answer:
+                return {"mps_pipe": pipe, "mps_protocol": answer["protocol"]}
+    return {"mps_pipe": silent, "mps_protocol": None}
 
 
 def gpu_cards(

@@ -30,19 +30,22 @@ def directories(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def listening(environ: Mapping[str, str], exists: Callable[[str], bool]) -> list[str]:
-    """Return the directories with a daemon's control socket."""
+    """Return the directories with a daemon's control socket, which a daemon leaves behind when it ends."""
     return [each for each in directories(environ) if exists(f"{each}/control")]
 
 
-def query_daemon(pipe: str) -> dict[str, Any]:
+def query_daemon(pipe: str) -> dict[str, Any] | None:
     """Ask the daemon in a directory for its servers and clients.
 
     Returns:
-        ``protocol``, 2 or 3, and the process ids of its ``servers`` and ``clients``.
+        ``protocol``, 2 or 3, and the process ids of its ``servers`` and ``clients``; None if no daemon listens, as
+        after one that has ended (driver 580 removes neither ``control`` nor its locks).
 
     Raises:
         OSError: The tool is missing, no daemon answers in time, or the daemon belongs to another user except root.
     """
+    if not _has_listener(f"{pipe}/control"):
+        return None
     # A daemon of another user would answer, and then serve none of our programs.
     owner = os.stat(f"{pipe}/control").st_uid
     if owner not in (0, os.geteuid()):
@@ -91,6 +94,20 @@ def stop(pipe: str, protocol: int) -> None:
         _ask(pipe, command="quit")
     else:
         _ask(pipe, "--quit")
+
+
+def _has_listener(path: str) -> bool:
+    """Return whether a process listens at a Unix socket; the connection is closed at once, without a word."""
+    import socket  # which every detection would wait for
+
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # a socket of another kind, or a full queue: a process has bound it
+            return True
+    return True
 
 
 def _ask(pipe: str, *arguments: str, command: str = "", check: bool = True) -> str:

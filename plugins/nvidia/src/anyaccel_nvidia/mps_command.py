@@ -41,9 +41,12 @@ def main(args: argparse.Namespace) -> int:
     silent = []
     for pipe in pipes:
         try:
-            return _use(args, pipe, mps.query_daemon(pipe))
-        except OSError as error:  # a leftover of a daemon that ended, or a daemon of another user
+            found = mps.query_daemon(pipe)
+        except OSError as error:  # such as a daemon of another user
             silent.append(_unusable(pipe, error))
+            continue
+        if found:
+            return _use(args, pipe, found)
     if args.action == "start":
         # Without XDG_RUNTIME_DIR, CUDA's own default, which programs search without a variable.
         return _start(args, places[0] if len(places) != len(mps.DIRECTORIES) else places[-1])
@@ -77,15 +80,18 @@ def _await_daemon(pipe: str) -> dict[str, Any]:
     until = time.monotonic() + START_SECONDS
     while True:
         try:
-            return mps.query_daemon(pipe)
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
+            if found := mps.query_daemon(pipe):
+                return found
+            reason = OSError(f"no daemon listens there {START_SECONDS:g} s after its start")
+        except OSError as error:
+            reason = error
+        if time.monotonic() > until:
+            raise reason
+        time.sleep(0.05)
 
 
 def _unusable(pipe: str, error: OSError) -> CommandNotRunnableError:
-    hint = f"remove {pipe} if its daemon has ended, or name another directory with {mps.PIPE}"
+    hint = f"end its daemon, or name another directory with {mps.PIPE}"
     return CommandNotRunnableError(f"the MPS daemon in {pipe} cannot be used: {error}", hint=hint)
 
 

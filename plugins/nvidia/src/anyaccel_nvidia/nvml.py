@@ -24,6 +24,8 @@ _FABRIC_VERSION = 2 << 24 | 36
 _FABRIC_COMPLETED = 3
 _NVLINK_TO_SWITCH = 2
 _CLOCKS = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+_MPS_SERVER = "nvidia-cuda-mps"
+"""The kernel's name, of 15 characters, of an MPS daemon's server, which NVML lists for as long as the daemon runs."""
 _ECC = (0, 0), (1, 0)  # NVML_MEMORY_ERROR_TYPE_CORRECTED and _UNCORRECTED, both NVML_VOLATILE_ECC
 
 _initialized_in: set[int] = set()
@@ -230,7 +232,10 @@ def _nvlinks(nvml: Any, handle: Any) -> dict[str, int]:
 
 
 def _processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
-    """Query pairs of process id and memory; None if NVML offers no list. The ids are process ids of the host."""
+    """Query pairs of process id and memory; None if NVML offers no list. The ids are process ids of the host.
+
+    The server of an MPS daemon is left out: its clients, which are listed, use the device.
+    """
     found: dict[int, int | None] | None = None
     for kind in ("Compute", "Graphics", "MPSCompute"):
         # Older drivers lack version 3.
@@ -239,7 +244,17 @@ def _processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
             if listed is not None:
                 found = (found or {}) | {process.pid: process.usedGpuMemory for process in listed}
                 break
-    return [[pid, memory] for pid, memory in sorted(found.items())] if found is not None else None
+    if found is None:
+        return None
+    return [[pid, memory] for pid, memory in sorted(found.items()) if _process_name(pid) != _MPS_SERVER]
+
+
+def _process_name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode(errors="replace").strip()
+    except OSError:  # it has ended, or is a process of the host that this container does not show
+        return ""
 
 
 def _text(value: Any) -> str | None:

@@ -23,7 +23,8 @@ class Overlay(HostFacts):
 
 
 def probe(root: str) -> dict[str, object]:
-    recorder = Recorder(Overlay({}, root))
+    environ = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
+    recorder = Recorder(Overlay(environ, root))
     ctx = ProbeContext(recorder, time.monotonic() + 30)
     answer: dict[str, object] = {}
     try:
