@@ -115,10 +115,11 @@ main.begun.set()
 main.forking.wait()
 """
 FORK_IN_BETWEEN = """
-import importlib, os, threading
+import importlib, os, threading, warnings
 import anyaccel as aa
 from anyaccel.linux import fork as forks
 
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # since 3.12, of each fork below
 forks.FORK_SECONDS = -1  # however slow the machine is
 begun, forking = threading.Event(), threading.Event()
 called, over = threading.Event(), threading.Event()

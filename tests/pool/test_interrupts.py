@@ -124,9 +124,11 @@ main()
 """
 
 FORKING = """
-import os, random, sys, threading, time, traceback
+import os, random, sys, threading, time, traceback, warnings
 import anyaccel as aa
 from anyaccel.ledger import Ledger
+
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # since 3.12, of each fork below
 
 def child(pool, future):
     try:
