@@ -222,7 +222,6 @@ def plan_handover(
     devices: Sequence[Device],
     inventory: Inventory,
     environ: Mapping[str, str],
-    ledger: Ledger | None = None,
 ) -> Handover | None:
     """Return the handover of the lease's detected devices whose vendors have the hook; no device is changed yet.
 
@@ -234,12 +233,11 @@ def plan_handover(
         lease: Identity of the lease; empty if the request fell back to the CPU.
         devices: Its devices.
         inventory: The machine.
-        environ: The environment of the request.
-        ledger: The ledger of the lease; that of the environment if None.
+        environ: The environment of the request, which names the ledger.
 
     Raises:
         UsageError: If the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
-        LedgerError: If ``ledger`` is None, and the ledger cannot be opened.
+        LedgerError: If the ledger cannot be opened.
     """
     if not lease or inventory.machine != HOST:
         return None
@@ -248,7 +246,7 @@ def plan_handover(
     if not vendors or (scope := Scope.make(inventory, environ)).prefix:
         return None
     named = {scope.names[device.id][0]: device for device in detected if device.vendor in vendors}
-    return Handover(ledger or Ledger.open(environ), lease, named, environ)
+    return Handover(Ledger.open(environ), lease, named, environ)
 
 
 def has_hook(vendor: str, hook: str) -> bool:

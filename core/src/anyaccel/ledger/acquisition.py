@@ -86,6 +86,8 @@ _SECOND_LOOK = 0.001  # inotify reports a close before the kernel has released t
 class Acquisition:
     """One request for devices, from the first look to the lease. Use an acquisition from one thread only.
 
+    Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now.
+
     Args:
         state: The state directory.
         want: The request. Without a time limit, the request gets the longest that the policy allows this user.

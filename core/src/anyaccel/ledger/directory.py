@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -514,10 +515,12 @@ def find(environ: Mapping[str, str]) -> StateDirectory:
     directories over into the machine's, unless ``/run`` is closed to root or the environment names a directory.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path, or a path
-            whose parent is missing.
+        StateDirectoryError: When the directory cannot be trusted, when the environment names a relative path, or a path
+            whose parent is missing, or when this is not Linux.
         LedgerError: When a system call fails.
     """
+    if sys.platform != "linux":
+        raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
     chosen = environ.get(VARIABLE)
     if chosen:
         if not os.path.isabs(chosen):
