@@ -197,7 +197,7 @@ def interrupted_at(number):
         if event == 'line' and left == 0:
             raise KeyboardInterrupt
         return trace
-    attempt = Acquisition(ledger.state, want, choose, wait=WAIT)
+    attempt = anyaccel.ledger.Acquisition(ledger.state, want, choose, wait=WAIT)
     sys.settrace(trace)
     try:
         attempt.get().release()

@@ -34,7 +34,6 @@ from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holding
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
-from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, may_pass, sum_usage
@@ -629,7 +628,7 @@ class Acquisition:
     def adopt_policy(self, policy: Policy) -> None:
         """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user."""
         self._policy = policy
-        longest = policy.limits_of(outside(os.geteuid())).seconds if not policy.plain else None
+        longest = policy.limits_of(process.find_outer_user(os.geteuid())).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
@@ -658,7 +657,7 @@ class Acquisition:
             number=_LAST,
             since=self._since,
             priority=self._priority,
-            user=outside(os.geteuid()),
+            user=process.find_outer_user(os.geteuid()),
             seconds=want.seconds,
             needs=tuple(map(hashed, want.needs)),
             wants=entries.hashes(want.candidates),

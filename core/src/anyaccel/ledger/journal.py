@@ -25,7 +25,8 @@ from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.entries import read_number, read_object, read_value
-from anyaccel.linux.users import outside, user_name
+from anyaccel.linux import process
+from anyaccel.linux.users import user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import Usage
@@ -221,7 +222,11 @@ def _file_usage(path: str, user: int, half_life: float) -> Usage:
             fd = os.open(each, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 found = os.fstat(fd)
-                fit = stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and outside(found.st_uid) == user
+                fit = (
+                    stat.S_ISREG(found.st_mode)
+                    and found.st_mode & stat.S_IROTH
+                    and process.find_outer_user(found.st_uid) == user
+                )
                 if fit and found.st_size:
                     usage = _last_usage(fd, found.st_size, half_life)
                     _usages[each, half_life] = _identity(found), usage
@@ -323,7 +328,7 @@ def _own_files(environ: Mapping[str, str], *, shared: bool) -> Iterator[tuple[st
         OSError: When that directory cannot be made.
     """
     if shared and is_machine_wide() and os.access(MACHINE_DIRECTORY, os.W_OK):
-        number = outside(os.geteuid())
+        number = process.find_outer_user(os.geteuid())
         for place in range(_PLACES):  # another user may have made a file with this user's name
             yield f"{MACHINE_DIRECTORY}/{number}{f'-{place}' * bool(place)}.jsonl", 0o644
     own = own_file(environ)
@@ -387,7 +392,7 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
             os.fchmod(fd, mode)
         usage = None
         if half_life is not None:
-            usage = _with_entry(_file_usage(path, outside(found.st_uid), half_life), entry, half_life)
+            usage = _with_entry(_file_usage(path, process.find_outer_user(found.st_uid), half_life), entry, half_life)
         line = _line(entry, usage, half_life)
         if len(line) > _LONGEST_LINE:
             return False

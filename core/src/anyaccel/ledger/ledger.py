@@ -17,7 +17,6 @@ from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
-from anyaccel.linux.users import outside
 from anyaccel.model.device import Extent
 from anyaccel.policy import Waiting
 
@@ -141,7 +140,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        own = Waiting(key=None, number=0, since=0.0, user=outside(os.geteuid()), seconds=seconds)
+        own = Waiting(key=None, number=0, since=0.0, user=process.find_outer_user(os.geteuid()), seconds=seconds)
         now = process.boot_seconds()
         return self._list([block for block in self.blocks() if block.policy_block.meets(own, now)])
 
@@ -232,7 +231,7 @@ class Ledger:
             devices = choose(dict.fromkeys(used, Extent()))
             if devices is None:
                 return None
-            number = None if user is None else outside(user)
+            number = None if user is None else process.find_outer_user(user)
             block = machine_policy.make_block(
                 devices, note, begin=begin, end=end, user=number, group=group, request=request
             )
@@ -330,7 +329,7 @@ class Ledger:
             return None
         with self._looking() as (directory, listing):
             held = tickets.list_holdings(directory, listing, tickets.find_ended(directory, listing))
-        return policy.usage(held, process.boot_seconds()).get(outside(os.geteuid()), 0.0)
+        return policy.usage(held, process.boot_seconds()).get(process.find_outer_user(os.geteuid()), 0.0)
 
     def _make_newcomer(self, want: Want, priority: int = 0, choose: Choose = lambda _: None) -> Acquisition:
         """Return an acquisition for the queue position of a request that came now, which is never attempted.

@@ -42,7 +42,7 @@ else:
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
-    __all__ += ["do_meanwhile", "meanwhile", "presence", "simulate", "tasks"]
+    __all__ += ["do_meanwhile", "presence", "simulate", "tasks"]
 
 IDLE_SECONDS = 60.0
 """A vendor's process ends after a minute without a call, and the fork server after a minute without a process."""
