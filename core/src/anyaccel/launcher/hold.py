@@ -20,7 +20,7 @@ from anyaccel.errors import (
 )
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
-from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
+from anyaccel.launcher.open_lease import OpenLease, list_own_leases, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Acquisition, Lease, LeaseRecord, Ledger, find
 from anyaccel.linux import mark as marks
@@ -487,7 +487,7 @@ class LeaseRequest(LedgerRequest):
         """
         own = {
             key: (lease, place)
-            for key, (lease, place) in tuple(OWN.items())
+            for key, (lease, place) in list_own_leases().items()
             if lease.path == self._state.path and not lease.released and lease.intact
         }
         if not own:

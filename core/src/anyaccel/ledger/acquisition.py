@@ -121,7 +121,7 @@ class Acquisition:
             raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
-        self._want, self._policy = want, PLAIN  # until adopt_policy()
+        self._want, self._policy, self._plain = want, PLAIN, True  # until adopt_policy()
         self._kept_place = place
         self._since = process.boot_seconds()
         self.on_wait = on_wait
@@ -627,8 +627,8 @@ class Acquisition:
 
     def adopt_policy(self, policy: Policy) -> None:
         """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user."""
-        self._policy = policy
-        longest = policy.limits_of(process.find_outer_user(os.geteuid())).seconds if not policy.plain else None
+        self._policy, self._plain = policy, policy.plain
+        longest = policy.limits_of(process.find_outer_user(os.geteuid())).seconds if not self._plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
@@ -674,7 +674,7 @@ class Acquisition:
             listing: The names in the directory.
             over: Names of leases that have ended, and so do not count.
         """
-        if self._policy.plain:
+        if self._plain:
             return ()
         return self._policy.over_limits(self.facts, sum_usage(list_holdings(directory, listing, over)))
 
@@ -719,13 +719,13 @@ class Acquisition:
         if not listing.tickets:
             return []
         policy = with_past(self._policy)  # only here, since few requests meet others that wait
-        held = () if policy.plain else list_holdings(directory, listing)
+        held = () if self._plain else list_holdings(directory, listing)
         own, now = self._own, process.boot_seconds()
-        brief = policy.plain and not policy.blocks
+        brief = self._plain and not policy.blocks
         others = (read_ticket(directory, name, brief=brief) for name in listing.tickets if name != own.key)
         order = policy.order([own, *filter(None, others)], held, now)
         ahead = [(each, policy.competes(each, own, now)) for each in order[: order.index(own)]]
-        if policy.plain:
+        if self._plain:
             return [str(each.key) for each, competes in ahead if competes]
         used = sum_usage(held)
         if any(policy.keeps_waiting(each, own, used, competes=competes) != competes for each, competes in ahead):
@@ -780,7 +780,7 @@ class Acquisition:
     def _watches_all(self) -> bool:
         """Whether every lease matters, for a time limit, a reservation for the user, or a policy that is not plain."""
         own = any(self.facts.user in block.users for block in self._policy.blocks)
-        return own or not self._policy.plain or self._want.seconds is not None
+        return own or not self._plain or self._want.seconds is not None
 
     def _enter_line(self, directory: int) -> bool:
         """Make a ticket once the wait is worth one, and watch the next event.

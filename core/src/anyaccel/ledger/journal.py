@@ -30,7 +30,7 @@ from anyaccel.linux.users import user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import Usage
-from anyaccel.text import clean
+from anyaccel.text import LONGEST_TEXT, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -280,13 +280,14 @@ def _total(value: object, half_life: float) -> Usage | None:
 def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
     """Encode an entry as a line of JSON, with at most 128 devices, and the user's usage if given.
 
-    Request, note and program are cut to 250 characters, and unprintable ones replaced; the entry's user is left out.
+    Request, note and program are cut to 250 characters; unprintable ones are replaced by :func:`read`. The entry's user
+    is left out.
     """
     words: dict[str, Any] = {"v": VERSION}
     words |= {name: getattr(entry, name) for name in JournalEntry._fields if name != "user"}
     words["devices"] = list(map(_words, entry.devices[:_MOST_DEVICES]))
     for name in ("request", "note", "program"):
-        words[name] = clean(words[name])
+        words[name] = str(words[name] or "")[:LONGEST_TEXT]  # callers without a type checker may note any value
     if usage is not None:
         words["used"] = [half_life, round(usage.seconds, 3), round(usage.at, 3)]
     return json.dumps(words).encode() + b"\n"
