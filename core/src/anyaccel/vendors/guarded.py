@@ -490,6 +490,8 @@ def serve(descriptors: list[int], _: object) -> None:
     os.set_blocking(output, True)
     for stream, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
         os.dup2(descriptor, stream)
+    # A device's words need not be text; printing them never fails, as on standard error.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     # Descriptors of other processes of the fork server are no business of a vendor's code.
     os.closerange(3, calls)
     os.closerange(calls + 1, max(list_descriptors()) + 1)
