@@ -44,8 +44,8 @@ from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
 from anyaccel.launcher.behalf import acquire_on_behalf as acquire_on_behalf
 from anyaccel.launcher.behalf import find_on_behalf as find_on_behalf
 from anyaccel.launcher.command import run as run
+from anyaccel.launcher.containers import container as container
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
-from anyaccel.launcher.environment import container as container
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire
