@@ -37,7 +37,7 @@ from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.declared import label as label
 from anyaccel.inventory.detect import detect as detect
-from anyaccel.inventory.find import stats as stats
+from anyaccel.inventory.observe import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
@@ -90,5 +90,5 @@ from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
-from anyaccel.scheduler.filters import request_devices as request_devices
-from anyaccel.scheduler.topology import choose_devices as choose_devices
+from anyaccel.scheduler.chosen import choose_devices as choose_devices
+from anyaccel.scheduler.chosen import request_devices as request_devices
