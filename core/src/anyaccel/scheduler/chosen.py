@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from anyaccel.errors import UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Request, Term, slot_mask
 from anyaccel.model.device import bits
-from anyaccel.scheduler.filters import FILTERS, IdFilter
+from anyaccel.scheduler.filters import BY_ID, FILTERS
 from anyaccel.scheduler.topology import Topology
 
 
@@ -94,7 +94,7 @@ def request_devices(devices: Iterable[Device], shares: Mapping[str, float | int]
 
 def _make_term(device: Device, share: float | None) -> Term:
     """Return the term of a request for a device, or for a share of it."""
-    filters = ((IdFilter.name, device.id),)
+    filters = ((BY_ID, device.id),)
     names = (device.resource,)
     if share is None:
         return Term(names=names, filters=filters)

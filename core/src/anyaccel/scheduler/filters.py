@@ -340,7 +340,7 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
         yield replace(asked.term, filters=rest)
 
 
-class IdFilter(Filter[str]):
+class _Id(Filter[str]):
     """Stable id of one device, or a prefix that is unique among the term's devices, as in masks."""
 
     name = "id"
@@ -437,9 +437,11 @@ class _Index(Filter[tuple[int, int]]):
         return listed([f"{name}/{self.write(row)}" for row in rows])
 
 
-_ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Labels(), IdFilter())
+_ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Labels(), _Id())
 FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
 """Every filter by name, in the order of a formatted request."""
+BY_ID = _Id.name
+"""Name of the filter that names one device by its id."""
 
 
 _NOWHERE = Inventory(machine="", devices=())
