@@ -10,7 +10,6 @@ from anyaccel.errors import PluginError
 from anyaccel.model import Inventory, Problem, Stats
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.process import ask_hook, vendor_process
 
 
 def stats(
@@ -36,6 +35,8 @@ def stats(
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
         return {}, ()
+    from anyaccel.vendors.process import ask_hook, vendor_process  # a machine may have no vendor
+
     devices = {vendor: inventory.of_vendor(vendor) for vendor in vendors}
     sources = []
     for vendor in sorted(vendors):
