@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from anyaccel.linux.cgroup import MADE, OWN, ROOT
 from anyaccel.model import Device, replace
-from anyaccel.probe.context import PCI_ADDRESS, Facts
+from anyaccel.probe import PCI_ADDRESS, Facts
 
-_REGION = re.compile(rf"[^/\s]+/0{{0,4}}({PCI_ADDRESS.pattern})/\S+", re.IGNORECASE)
+_REGION = re.compile(rf"[^/\s]+/0{{0,4}}({PCI_ADDRESS})/\S+", re.IGNORECASE)
 _BYTES = re.compile(r"[0-9]{1,18}")
 
 

@@ -528,7 +528,7 @@ class LeaseRequest(LedgerRequest):
             return leased
         # The ledger asks again after each change on the machine.
         if monotonic() - self._observed[0] > FRESH_SECONDS:
-            from anyaccel.inventory.find import stats
+            from anyaccel.inventory.observe import stats
 
             observed, _ = stats(self.inventory, environ=self.environ)
             self._observed = monotonic(), observed

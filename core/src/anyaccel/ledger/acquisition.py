@@ -23,6 +23,7 @@ from functools import cached_property
 from itertools import chain
 
 from anyaccel._typing import TypedDict
+from anyaccel.backfill import may_pass
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
 from anyaccel.ledger import entries, record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
@@ -36,7 +37,7 @@ from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
 from anyaccel.model import replace
 from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
-from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, may_pass, sum_usage
+from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free

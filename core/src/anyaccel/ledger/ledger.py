@@ -80,7 +80,7 @@ class Ledger:
         Requests that compete for a device are served by priority and arrival, unless the machine's policy gives another
         order; a request that competes with none ahead is served at once. A ticket is made after 10 ms. From then on a
         later request of the same priority is served before only by the policy, a reservation or backfill (see
-        :mod:`anyaccel.policy`), or if this process stops looking for seconds.
+        :mod:`anyaccel.backfill`), or if this process stops looking for seconds.
 
         Args:
             want: The request; without a time limit, it gets the longest that the policy allows this user.

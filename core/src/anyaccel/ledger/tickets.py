@@ -17,6 +17,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from anyaccel._typing import NamedTuple
+from anyaccel.backfill import forecast
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries, record
 from anyaccel.ledger.directory import StateDirectory
@@ -26,7 +27,7 @@ from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.policy import Holding, Need, Policy, Waiting, forecast, sum_usage
+from anyaccel.policy import Holding, Need, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> float | None:
     """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    None if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage counts for fair shares; a faulty
+    None if the start is unknown; see :func:`anyaccel.backfill.forecast`. Past usage counts for fair shares; a faulty
     configuration of the machine counts as none.
     """
     policy = with_past(policy_for_display(state))

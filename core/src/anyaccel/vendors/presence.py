@@ -28,8 +28,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import Value
 from anyaccel.model.value import read
-from anyaccel.probe.context import PCI_DEVICES, Facts
+from anyaccel.probe import PCI_DEVICES
 from anyaccel.vendors.discovery import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.probe import Facts
 
 FILE_NAME = "presence.json"
 
