@@ -81,7 +81,7 @@ def test_a_command_without_devices_starts_no_process():
 
 def test_a_vendors_process_imports_nothing_slow_that_only_few_hooks_need():
     loaded = imported(
-        "import anyaccel.forkserver.server, anyaccel.vendors.serving, anyaccel.vendors.tasks, anyaccel.kit"
+        "import anyaccel.forkserver.server, anyaccel.vendors.guarded, anyaccel.vendors.tasks, anyaccel.kit"
     )
     loaded -= imported("import ctypes")  # with threading from Python 3.14 on
     slow = {"datetime", "difflib", "selectors", "socket", "subprocess", "threading", "tomllib", "traceback", "uuid"}

@@ -52,10 +52,8 @@ DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""
 TASKS = "anyaccel.vendors.tasks"
 """Name of the module that runs in a vendor's process. No other process should import it."""
-SERVING = "anyaccel.vendors.serving"
-"""Name of the module by which a process answers calls."""
-PRELOAD = (SERVING, TASKS, "anyaccel.kit")
-"""Modules that are imported once for the processes of all vendors; the last is the kit of most plug-ins."""
+PRELOAD = (TASKS, "anyaccel.kit")
+"""Modules that are imported once for the processes of all vendors: the tasks, and the kit of most plug-ins."""
 
 
 def find_server(*preload: str) -> client.ForkServer:

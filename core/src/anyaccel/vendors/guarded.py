@@ -1,9 +1,9 @@
 """Guarded calls: functions that may hang, crash or exit run in another process, one after the other.
 
 The caller never forks, since it may have threads or an open device. A fork server forks one process for each
-:class:`GuardedProcess`, and kills whatever that process leaves behind. The process runs the answering side,
-:mod:`anyaccel.vendors.serving`, with a parent of its own, since a vendor's code may signal its parent. Calls and answers
-are lines of JSON on a socket; before the first answer, the process sends a line with its process id.
+:class:`GuardedProcess`, and kills whatever that process leaves behind. The process runs :func:`serve`, with a parent of
+its own, since a vendor's code may signal its parent. Calls and answers are lines of JSON on a socket; before the first
+answer, the process sends a line with its process id.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import select
+import sys
 import time
 from _thread import RLock
 from _weakrefset import WeakSet
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import IDLE_SECONDS, SERVING, find_server, meanwhile
+from anyaccel.vendors import IDLE_SECONDS, find_server, meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     P = TypeVar("P", bound="GuardedProcess")
 
-TARGET = f"{SERVING}:serve"
+TARGET = "anyaccel.vendors.guarded:serve"
 START_SECONDS = 20.0
 """Time for the start of a process, beside its call, on a machine under load."""
 ANSWER_LIMIT = 8 << 20
@@ -460,7 +461,7 @@ def _find_place(printed: str) -> str:
 
     # faulthandler prints all threads; the main thread, which runs the hook, comes last.
     for thread in reversed(printed.split("most recent call first")):
-        if "serving.py" in thread and (found := re.search(r'File "([^"\n]+)", line (\d+) in (\S+)', thread)):
+        if "guarded.py" in thread and (found := re.search(r'File "([^"\n]+)", line (\d+) in (\S+)', thread)):
             return f"{found[1]}:{found[2]} in {found[3]}"
     return ""
 
@@ -472,3 +473,62 @@ _processes: WeakSet[GuardedProcess] = WeakSet()
 def _release_all() -> None:
     for process in list(_processes):
         process.abandon()
+
+
+def serve(descriptors: list[int], _: object) -> None:
+    """Answer calls until the caller has gone, or makes no call for a minute; the target of the fork server.
+
+    Args:
+        descriptors: The socket of the calls, and the pipe for printed text.
+    """
+    import faulthandler  # late: the calling side, which shares this module, needs neither
+
+    from anyaccel.linux.descriptors import list_descriptors
+    from anyaccel.linux.process import set_name
+
+    calls, output = descriptors
+    os.set_blocking(output, True)
+    for stream, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(descriptor, stream)
+    # A device's words need not be text; printing them never fails, as on standard error.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    # Descriptors of other processes of the fork server are no business of a vendor's code.
+    os.closerange(3, calls)
+    os.closerange(calls + 1, max(list_descriptors()) + 1)
+    set_name("accel-vendor")
+    faulthandler.enable(2)  # the caller sends SIGABRT to a process that hangs, for the traceback
+    _answer_calls(_socket.socket(fileno=calls))
+
+
+def _answer_calls(calls: _socket.socket) -> None:
+    import struct
+
+    # A timeout of the kernel: Python's own would make the socket non-blocking, and sendall() with it.
+    calls.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("ll", int(IDLE_SECONDS), 0))
+    lines = open(calls.fileno(), "rb", closefd=False)  # noqa: SIM115 - open until the process ends
+    while (line := lines.readline()).endswith(b"\n"):  # else the caller has gone, or sends nothing for a minute
+        call = json.loads(line)
+        me = os.getpid()
+        if call["fresh"]:  # the start of the process took a while; the time limit of the call begins now
+            calls.sendall(b"%d\n" % me)
+        answer = _answer(call)
+        if os.getpid() != me:  # the import of a plug-in forked and returned twice
+            os._exit(0)
+        with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        calls.sendall(answer + b"\n")
+
+
+def _answer(call: dict[str, Any]) -> bytes:
+    try:
+        module, _, name = call["function"].partition(":")
+        __import__(module)  # a method of importlib would have to be imported first
+        value = getattr(sys.modules[module], name)(call["payload"])
+        return json.dumps({"value": value}).encode()
+    except BaseException as error:  # noqa: BLE001 - SystemExit of a vendor's tool is no reason to vanish
+        import traceback
+
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        fault = {"kind": "raised", "reason": reason, "details": traceback.format_exc()}
+        return json.dumps({"fault": fault}).encode()
