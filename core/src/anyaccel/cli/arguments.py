@@ -6,7 +6,6 @@ import argparse
 
 from anyaccel import extras
 from anyaccel.cli import output
-from anyaccel.cli.commands import extensions
 from anyaccel.errors import UsageError
 from anyaccel.text import suggest
 
@@ -48,26 +47,11 @@ class Parser(argparse.ArgumentParser):
     listed: tuple[str, Mapping[str, str]] | None = None
     examples: tuple[tuple[str, str], ...] = ()
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.register("action", "boolean", argparse.BooleanOptionalAction)
-
     def format_help(self) -> str:
         """Return the help, with the listed names and the examples."""
         listed = f"\n{self.listed[0]}:\n{name_columns(self.listed[1])}\n" if self.listed else ""
         lines = [f"  {line}\n      {told}\n" for line, told in self.examples]
         return f"{super().format_help()}{listed}\nexamples:\n{''.join(lines)}"
-
-    def add_extensions(self, command: str) -> None:
-        """Declare the options of the extensions of a command, which become the default ``extensions``.
-
-        Raises:
-            CommandNotRunnableError: When the module of an extension cannot be imported.
-        """
-        found = extensions(command)
-        for extension in found:
-            extension.add_arguments(self)
-        self.set_defaults(extensions=found)
 
     def error(self, message: str) -> NoReturn:
         """Raise a usage error, with the closest option as a suggestion."""

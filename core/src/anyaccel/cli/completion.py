@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from anyaccel.cli import output
-from anyaccel.cli.arguments import Parser
 from anyaccel.cli.commands import commands, module_of
 from anyaccel.cli.parser import add_common
 from anyaccel.errors import AnyaccelError
@@ -53,7 +52,7 @@ def complete() -> NoReturn:
     import argcomplete
 
     line = os.environ.get("COMP_LINE", "")
-    parser = Parser(prog="anyaccel", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="anyaccel", allow_abbrev=False)
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     add_common(parser)
     _offer(parser)

@@ -110,6 +110,8 @@ def add_launch(parser: Options) -> None:
 
 def add_wait(parser: Options) -> None:
     """Declare the options for waiting: how long, the priority, the note, the devices to avoid."""
+    from argparse import BooleanOptionalAction
+
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--wait", metavar="DURATION", type=duration, help="longest wait (default: no limit)")
     group.add_argument("--no-wait", action="store_true", help="fail at once, with exit status 4, if devices are in use")
@@ -123,7 +125,7 @@ def add_wait(parser: Options) -> None:
     add_note(parser)
     parser.add_argument(
         "--avoid-busy",
-        action="boolean",
+        action=BooleanOptionalAction,
         default=False,
         help="leave devices out that are used without a lease",
     )
@@ -144,6 +146,8 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
 
 def add_start(parser: Options) -> None:
     """Declare the options for starting a process with devices; :func:`start_options` reads these options."""
+    from argparse import BooleanOptionalAction
+
     parser.add_argument(
         "--cap",
         action="store_const",
@@ -152,7 +156,7 @@ def add_start(parser: Options) -> None:
     )
     parser.add_argument(
         "--bind",
-        action="boolean",
+        action=BooleanOptionalAction,
         default=None,
         help="run on the processors nearest to the devices (default: with whole devices)",
     )

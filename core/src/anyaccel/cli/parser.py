@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT = "status"
-RUN = "run"
-RUNS = {RUN, "sweep", "testbed"}
+RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
 HELP = {"-h", "--help"}
 VERSION = {"-V", "--version"}
@@ -71,12 +70,12 @@ def report_errors(perform: Callable[[], int], *, as_json: bool) -> int:
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     module = module_of(name)
-    # The command lines that people type most have no parser: see Defaults.
-    if (name == DEFAULT and not arguments) or (name == RUN and arguments and not any(map(_is_option, arguments))):
-        args: Any = Defaults(arguments)
-        add_common(args, name)
+    # The command that people type most has no parser: see Defaults.
+    if name == DEFAULT and not arguments:
+        args: Any = Defaults()
+        add_common(args)
         module.add_arguments(args)
-        vars(args).update((key, value) for key, value in defaults(name).items() if hasattr(args, key))
+        vars(args).update(defaults(name))
     else:
         args = parse(name, module, arguments)
     args.typed = [name, *arguments, *(["--", *command] if command is not None else [])]
@@ -86,10 +85,6 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
         raise UsageError(f"a command after '--' belongs to 'anyaccel run', 'sweep' and 'testbed' (got {name!r})")
     status: int = module.main(args)
     return status
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-")
 
 
 def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Namespace:
@@ -148,35 +143,20 @@ def defaults(command: str) -> dict[str, Any]:
 
 
 class Defaults:
-    """The parsed arguments of a command without options: a stand-in for a parser.
+    """The parsed arguments of a command without any: a stand-in for a parser.
 
-    Importing argparse, building a parser and looking for extensions takes 5 ms of the 70 ms of ``anyaccel run GPU:1``
-    (benchmarks/README.md).
-
-    Args:
-        words: The command's positional arguments, all of one name.
+    Importing argparse and building a parser takes longer than ``status`` takes to parse no arguments.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = list(words)
-
-    def add_argument(
-        self, *names: str, default: object = None, action: str = "", dest: str = "", nargs: str = "", **_: object
-    ) -> None:
-        """Declare an argument: the attribute of its name gets the default, or the words."""
+    def add_argument(self, *names: str, default: object = None, action: str = "", **_: object) -> None:
+        """Declare an option: the attribute of the option's name gets the default."""
         # As argparse does: the long form names the attribute.
-        name = dest or max(names, key=len).removeprefix("--").replace("-", "_")
-        setattr(self, name, self._words if nargs == "+" else False if action == "store_true" else default)
+        name = max(names, key=len).removeprefix("--").replace("-", "_")
+        setattr(self, name, False if action == "store_true" else default)
 
-    def add_argument_group(self, _: str = "") -> Defaults:
-        """Declare a group of options; a group has no effect here."""
+    def add_argument_group(self, _: str) -> Defaults:
+        """Declare a group of options of the help; a group has no effect here."""
         return self
-
-    add_mutually_exclusive_group = add_argument_group
-
-    def add_extensions(self, _: str) -> None:
-        """Declare the options of the command's extensions, which have no effect unless they are given."""
-        self.extensions: tuple[ModuleType, ...] = ()
 
 
 def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 
 import anyaccel
 from anyaccel.cli import output
+from anyaccel.cli.commands import extensions
 from anyaccel.cli.options import (
     acquire,
     add_command,
@@ -24,10 +26,8 @@ from anyaccel.model import Share, format_share, format_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
-    from anyaccel.cli.arguments import Parser
     from anyaccel.launcher.launch import StartOptions
 
 
@@ -41,7 +41,7 @@ EXAMPLES = (
 )
 
 
-def add_arguments(parser: Parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
     add_command(parser, "the command to run, and its arguments")
@@ -50,10 +50,13 @@ def add_arguments(parser: Parser) -> None:
     add_time(limit)
     add_signal(limit)
     add_grace(limit)
-    parser.add_extensions("run")
+    found = extensions("run")
+    for extension in found:
+        extension.add_arguments(parser)
     rare = parser.add_argument_group("rare options")
     add_start(rare)
     add_launch(rare)
+    parser.set_defaults(extensions=found)
 
 
 def main(args: argparse.Namespace) -> int:
