@@ -8,8 +8,7 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from anyaccel.model import Device, Health, replace
-from anyaccel.probe import PCI_ADDRESS
+from anyaccel.model import PCI_ADDRESS, Device, Health, replace
 from anyaccel.vendors.discovery import DENY_VARIABLE
 
 SYSFS = "/sys"

@@ -27,12 +27,9 @@ else:
             "anyaccel.probe.recording": ("FILE_NAME", "SCHEMA", "RecordedFacts", "load", "read_json"),
         },
     )
-    __all__ += ["HOST", "MACHINE_VARIABLE", "PCI_ADDRESS", "PCI_DEVICES", "processors"]
+    __all__ += ["HOST", "MACHINE_VARIABLE", "processors"]
 
 MACHINE_VARIABLE = "ANYACCEL_MACHINE"
 """The variable that names the machine where no argument does."""
 HOST = "host"
 """Name of this host."""
-PCI_DEVICES = "/sys/bus/pci/devices"
-PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-"""Address of a PCI function. Linux writes a domain with 4 digits or more: domains of VMD controllers begin at 10000."""

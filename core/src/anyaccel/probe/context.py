@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from anyaccel.errors import QueryError
-from anyaccel.model import Value
-from anyaccel.probe import PCI_ADDRESS, PCI_DEVICES
+from anyaccel.model import PCI_ADDRESS, PCI_DEVICES, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

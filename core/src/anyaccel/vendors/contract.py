@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 
 from anyaccel.model import (
+    PCI_ADDRESS,
     ContainerEdits,
     Detected,
     Device,
@@ -28,7 +29,6 @@ from anyaccel.model import (
 )
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.value import faults
-from anyaccel.probe import PCI_ADDRESS
 from anyaccel.text import shown
 
 TYPE_CHECKING = False

@@ -26,9 +26,8 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.model import Value
+from anyaccel.model import PCI_DEVICES, Value
 from anyaccel.model.value import read
-from anyaccel.probe import PCI_DEVICES
 from anyaccel.vendors.discovery import Source
 
 TYPE_CHECKING = False
