@@ -18,8 +18,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from anyaccel.backfill import may_pass
 from anyaccel.model import Value, replace
-from anyaccel.policy import Holding, Need, Policy, Usage, Waiting, may_pass
+from anyaccel.policy import Holding, Need, Policy, Usage, Waiting
 
 HOUR = 3600.0
 WEEK = 168 * HOUR

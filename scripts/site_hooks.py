@@ -42,7 +42,7 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml"}
 VENDORS = """\
 A vendor is a plug-in that is installed beside the core. These pages are made from the plug-ins: the files that each one
 reads, the variables that it writes, its products, and the machines that its tests replay. NVIDIA's was run on a
-real H100, the others on no real accelerator yet;
+real H100 and H200, the others on no real accelerator yet;
 [you can change that](../repository/CONTRIBUTING.md#i-have-hardware-and-one-hour)."""
 
 Row = tuple[str, ...]

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from anyaccel import policy
+from anyaccel.backfill import earliest_starts, forecast, may_pass
 from anyaccel.configuration import Configuration
 from anyaccel.ledger.machine_policy import read_policy
 from anyaccel.model import replace
@@ -17,9 +18,6 @@ from anyaccel.policy import (
     Policy,
     Usage,
     Waiting,
-    earliest_starts,
-    forecast,
-    may_pass,
     sum_usage,
 )
 from hypothesis import HealthCheck, given, settings

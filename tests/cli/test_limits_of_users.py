@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write 
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "users.py"
-MACHINE = "--declare GPU=4"
+MACHINE = "--declare THING=4"
 
 # What the configuration says, what the user holds, what is asked for, the answer, and the exit status.
 LIMITS = {
@@ -43,7 +43,7 @@ import sys, anyaccel
 count, *words = sys.argv[1:]
 terms = {word.strip("-"): {"1h": 3600, "5": 5}[value] for word, value in zip(words[::2], words[1::2])}
 try:
-    anyaccel.acquire(f"declared:{count}", declare={"GPU": 4}, wait=0, **terms)
+    anyaccel.acquire(f"declared:{count}", declare={"THING": 4}, wait=0, **terms)
 except anyaccel.PlacementError as error:
     print(f"anyaccel: {error}")
     assert [each.code.value for each in error.verdict.reasons] == ["limit"]
@@ -173,9 +173,9 @@ from anyaccel.errors import DeadlockError
 def print_nothing(*_):  # the lease of the command before lasts until its monitor has ended
     pass
 
-held = anyaccel.acquire("declared:1", declare={"GPU": 4}, on_wait=print_nothing)
+held = anyaccel.acquire("declared:1", declare={"THING": 4}, on_wait=print_nothing)
 try:
-    anyaccel.run("declared:1", ["true"], declare={"GPU": 4})
+    anyaccel.run("declared:1", ["true"], declare={"THING": 4})
 except DeadlockError as error:
     print(error.verdict.reasons[0].message)
 """
@@ -317,7 +317,7 @@ def test_fair_shares_with_a_half_life_serve_the_user_first_who_used_less():
             "cd /var/lib/anyaccel/journal; until grep -sq . *.jsonl; do sleep 0.05; done; cat *.jsonl; cd",
         ),
         "held": ("root", f"anyaccel hold declared:1 {MACHINE} >lease"),
-        "over": ("bob", "anyaccel run declared:5 --declare GPU=5 --no-wait -- true"),
+        "over": ("bob", "anyaccel run declared:5 --declare THING=5 --no-wait -- true"),
         "bob waits": ("bob", waiting),
         "alice waits": ("alice", waiting),
         "queue": ("alice", "anyaccel queue --json"),

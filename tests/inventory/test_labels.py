@@ -10,8 +10,7 @@ import anyaccel
 import pytest
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError, RequestError, UsageError
-from anyaccel.scheduler import Scheduler, parse_request
-from anyaccel.scheduler.filters import facts
+from anyaccel.scheduler import Scheduler, facts, parse_request
 from small_machines import gpus, machine
 
 INVENTORY = anyaccel.label(

@@ -152,7 +152,7 @@ def test_ignored_signals_are_not_handed_on(acme):
 
 def test_a_command_whose_time_limit_no_thread_can_watch_is_killed(acme, tmp_path):
     script = f"import time; time.sleep({PATIENCE}); open({str(tmp_path / 'ended')!r}, 'x')"
-    former = threading.stack_size(1 << 46)
+    former = threading.stack_size(1 << 47)
     try:
         with pytest.raises(RuntimeError, match="can't start new thread"):
             aa.run("APU", [sys.executable, "-c", script], machine="sim:A1", time=1000)

@@ -656,7 +656,8 @@ def test_enforcement_is_a_choice(vendors):
     assert make_sandbox(allocation, inventory, enforce=False) is None
     for enforce in (True, "try"):
         made = make_sandbox(allocation, inventory, enforce=enforce)
-        assert made.closed == plan_sandbox(allocation, inventory).closed
+        # Beside the nodes of vendors that the inventory leaves out, if this machine has devices of such a vendor.
+        assert set(made.closed) >= set(plan_sandbox(allocation, inventory).closed)
 
 
 # Starting a process from one that goes on as it is

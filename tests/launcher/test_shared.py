@@ -476,7 +476,7 @@ def test_a_request_whose_thread_cannot_start_is_refused_and_the_next_is_served(a
     import threading, anyaccel as aa
     scheduler = aa.open_scheduler(aa.detect("sim:A1:1"), shared=True)
     held = scheduler.allocate("A1:1")
-    threading.stack_size(1 << 46)
+    threading.stack_size(1 << 47)
     try:
         scheduler.submit("A1:1")
     except RuntimeError as error:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from anyaccel.errors import DevicesBusyError, UsageError
-from anyaccel.ledger import Want
+from anyaccel.ledger import Acquisition, Want
 from anyaccel.ledger.entries import make_tenure, new_nonce, ticket_name
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
@@ -197,7 +197,7 @@ def interrupted_at(number):
         if event == 'line' and left == 0:
             raise KeyboardInterrupt
         return trace
-    attempt = ledger.begin(want, choose, wait=WAIT)
+    attempt = anyaccel.ledger.Acquisition(ledger.state, want, choose, wait=WAIT)
     sys.settrace(trace)
     try:
         attempt.get().release()
@@ -265,9 +265,9 @@ def test_on_an_event_loop(claim, ledger, files, in_line):
     holder.do("take('a')")
 
     async def main():
-        first = asyncio.create_task(ledger.begin(ANY, one).get_async())
+        first = asyncio.create_task(Acquisition(ledger.state, ANY, one).get_async())
         await asyncio.to_thread(in_line, 1)
-        second = asyncio.create_task(ledger.begin(ANY, one).get_async())
+        second = asyncio.create_task(Acquisition(ledger.state, ANY, one).get_async())
         await asyncio.to_thread(in_line, 2)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -277,7 +277,7 @@ def test_on_an_event_loop(claim, ledger, files, in_line):
         holder.do("give()")
         lease = await second
         with pytest.raises(DevicesBusyError):
-            await ledger.begin(ANY, one, wait=0.05).get_async()
+            await Acquisition(ledger.state, ANY, one, wait=0.05).get_async()
         lease.release()
 
     asyncio.run(main())

@@ -46,7 +46,7 @@ class Counter:
 
     def hold(self, begun, path):
         """Let no further thread start, and wait."""
-        threading.stack_size(1 << 46)
+        threading.stack_size(1 << 47)
         begun.touch()
         self.wait_for(path)
 

@@ -329,7 +329,7 @@ def test_a_device_that_no_thread_can_look_at_now_is_released_later(pool, lingeri
     one = pool("A1:1", machine=machine, max_calls=0)
     assert one.submit(pow, 2, 2).result() == 4
     say(used=8 << 30)
-    former = threading.stack_size(1 << 46)
+    former = threading.stack_size(1 << 47)
     try:
         with pytest.raises(aa.BrokenWorkerError):
             one.submit(end_by, signal.SIGKILL).result()

@@ -13,8 +13,8 @@ from anyaccel.cli.completion import _requests
 from anyaccel.cli.parser import dispatch
 from anyaccel.errors import RequestError
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState
-from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
-from anyaccel.scheduler.filters import FILTERS, facts, serves, shared_facts
+from anyaccel.scheduler import Choice, ReasonCode, Scheduler, facts, parse_request, shared_facts
+from anyaccel.scheduler.filters import FILTERS, serves
 from lanes import laned, lanes
 from small_machines import gpus, machine
 

@@ -1,9 +1,10 @@
 """Shares that are asked for by their memory: exact on each device, alike for the scheduler, the ledger and reasons."""
 
 import pytest
+from anyaccel.backfill import forecast
 from anyaccel.errors import NeverFitsError, NotFreeError, RequestError
 from anyaccel.model import UNITS_PER_DEVICE, Extent, Fractional, Health, Term, format_memory, replace
-from anyaccel.policy import PLAIN, Holding, Waiting, forecast
+from anyaccel.policy import PLAIN, Holding, Waiting
 from anyaccel.scheduler import Choice, Scheduler, parse_request
 from anyaccel.text import size
 from hypothesis import example, given

@@ -13,7 +13,7 @@ import anyaccel as aa
 import psutil
 import pytest
 from anyaccel.hookspecs import HOOKS
-from anyaccel.inventory.find import stats
+from anyaccel.inventory.observe import stats
 from anyaccel.vendors import close
 from anyaccel.vendors.process import find_process
 from lengths import length

@@ -37,15 +37,15 @@ from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.declared import label as label
 from anyaccel.inventory.detect import detect as detect
-from anyaccel.inventory.find import stats as stats
+from anyaccel.inventory.observe import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
 from anyaccel.launcher.behalf import acquire_on_behalf as acquire_on_behalf
 from anyaccel.launcher.behalf import find_on_behalf as find_on_behalf
 from anyaccel.launcher.command import run as run
+from anyaccel.launcher.containers import container as container
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
-from anyaccel.launcher.environment import container as container
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire
@@ -90,5 +90,5 @@ from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
-from anyaccel.scheduler.filters import request_devices as request_devices
-from anyaccel.scheduler.topology import choose_devices as choose_devices
+from anyaccel.scheduler.chosen import choose_devices as choose_devices
+from anyaccel.scheduler.chosen import request_devices as request_devices

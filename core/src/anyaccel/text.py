@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 _SHOWN = 60
-_LONGEST_TEXT = 250
+LONGEST_TEXT = 250
+"""Characters of a note, a request or another foreign text that are kept."""
 _LISTED = 4
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST_DURATION = 366 * _UNITS["d"]
@@ -40,7 +41,7 @@ def clean(value: object) -> str:
 
     White space becomes a space, so that one line is left; other characters become U+FFFD.
     """
-    return printable(value[:_LONGEST_TEXT]) if isinstance(value, str) else ""
+    return printable(value[:LONGEST_TEXT]) if isinstance(value, str) else ""
 
 
 def duration(text: object) -> float:

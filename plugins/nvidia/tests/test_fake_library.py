@@ -1,5 +1,7 @@
 """NVIDIA's own binding, a real shared library, a real child process: only the hardware is missing."""
 
+import contextlib
+import ctypes
 import os
 import shutil
 import socket
@@ -199,6 +201,9 @@ def test_a_stub_library_is_an_error(live):
 
 def test_a_library_without_version_is_never_loaded(live):
     """The CUDA toolkit ships stubs as libnvidia-ml.so (ollama/ollama#2120)."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libnvidia-ml.so.1")
+        pytest.skip("needs a machine without NVIDIA's driver: libnvidia-ml.so.1 is here")
     live.card(address(0), minor=0)
     detected = live.run({}, library="unversioned")["detected"]
     assert detected.devices[0].id == f"nvidia-{address(0)}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from anyaccel.model import Device, Health, replace
-from anyaccel.probe.context import PCI_ADDRESS
+from anyaccel.model import PCI_ADDRESS, Device, Health, replace
 from anyaccel.vendors.discovery import DENY_VARIABLE
 
 SYSFS = "/sys"
@@ -68,7 +68,7 @@ def place(node: str) -> str:
         return ""
     path = os.path.realpath(path)
     # The last address is the function itself; bridges come before.
-    functions = [part for part in path.split("/") if PCI_ADDRESS.fullmatch(part)]
+    functions = [part for part in path.split("/") if re.fullmatch(PCI_ADDRESS, part)]
     if functions:
         return f"{PCI_FUNCTIONS}/{functions[-1]}"
     parent = f"{path}/device"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.find import stats
+from anyaccel.inventory.observe import stats
 from anyaccel.linux.users import group_name
 from anyaccel.model import (
     Device,

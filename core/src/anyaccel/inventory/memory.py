@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from anyaccel.linux.cgroup import MADE, OWN, ROOT
-from anyaccel.model import Device, replace
-from anyaccel.probe.context import PCI_ADDRESS, Facts
+from anyaccel.model import PCI_ADDRESS, Device, replace
+from anyaccel.probe import Facts
 
-_REGION = re.compile(rf"[^/\s]+/0{{0,4}}({PCI_ADDRESS.pattern})/\S+", re.IGNORECASE)
+_REGION = re.compile(rf"[^/\s]+/0{{0,4}}({PCI_ADDRESS})/\S+", re.IGNORECASE)
 _BYTES = re.compile(r"[0-9]{1,18}")
 
 

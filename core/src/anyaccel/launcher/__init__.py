@@ -5,10 +5,9 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
+        "anyaccel.launcher.containers": ("container", "merge_edits"),
         "anyaccel.launcher.environment": (
             "DEVICES_VARIABLE",
-            "container",
-            "merge_edits",
             "worker_environment",
         ),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "take_async"),

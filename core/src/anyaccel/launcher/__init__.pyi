@@ -1,7 +1,7 @@
 from anyaccel.launcher import time_limit as time_limit
+from anyaccel.launcher.containers import container as container
+from anyaccel.launcher.containers import merge_edits as merge_edits
 from anyaccel.launcher.environment import DEVICES_VARIABLE as DEVICES_VARIABLE
-from anyaccel.launcher.environment import container as container
-from anyaccel.launcher.environment import merge_edits as merge_edits
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire

@@ -20,9 +20,9 @@ from anyaccel.errors import (
 )
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
-from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
+from anyaccel.launcher.open_lease import OpenLease, list_own_leases, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
-from anyaccel.ledger import Lease, LeaseRecord, Ledger
+from anyaccel.ledger import Acquisition, Lease, LeaseRecord, Ledger, find
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Inventory, Request, Stats, replace
 from anyaccel.model.device import format_memory_beside, share_table
@@ -35,8 +35,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Any, Self, Unpack
-
-    from anyaccel.ledger.acquisition import Acquisition
 
 AnyLease = TypeVar("AnyLease", bound=OpenLease)
 T = TypeVar("T")
@@ -324,7 +322,6 @@ class LeaseRequest(LedgerRequest):
         made: The lease, once there is one.
         began: Start of the wait, by the monotonic clock.
         on_cpu: Whether no device can ever serve the request, so that it falls back to the CPU.
-        ledger: The leases of the machine; missing on the CPU.
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
@@ -362,7 +359,7 @@ class LeaseRequest(LedgerRequest):
             if not verdict.cpu:
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return
-        self.ledger = Ledger.open(environ)
+        self._state = find(environ)
         self._avoid_busy = options.get("avoid_busy", False)
         self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
         self._observed: tuple[float, Mapping[str, Stats]] = (float("-inf"), {})
@@ -429,9 +426,9 @@ class LeaseRequest(LedgerRequest):
         """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet, and no line is entered.
 
         Raises:
-            UsageError: As for :meth:`anyaccel.ledger.Ledger.begin`.
+            UsageError: As for :class:`anyaccel.ledger.Acquisition`.
         """
-        self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
+        self._attempt = Acquisition(self._state, self.want, self.choose, **self._terms)
         return self._attempt
 
     def _undo(self) -> None:
@@ -490,8 +487,8 @@ class LeaseRequest(LedgerRequest):
         """
         own = {
             key: (lease, place)
-            for key, (lease, place) in tuple(OWN.items())
-            if lease.path == self.ledger.path and not lease.released and lease.intact
+            for key, (lease, place) in list_own_leases().items()
+            if lease.path == self._state.path and not lease.released and lease.intact
         }
         if not own:
             return
@@ -505,7 +502,7 @@ class LeaseRequest(LedgerRequest):
             for name, extent in lease.devices.items():
                 taken[name] = taken.get(name, NOTHING).joined(extent)
         fits = self.choice.choose(self.scope.to_devices(taken)) is not None
-        if fits and not self.ledger.over_limits(self.want, self._terms["priority"], only=own):
+        if fits and not Ledger(self._state).over_limits(self.want, self._terms["priority"], only=own):
             return
         verdict = self._judge()
         held = "; ".join(f"lease {key}, taken at {place}" for key, (_, place) in own.items())
@@ -531,7 +528,7 @@ class LeaseRequest(LedgerRequest):
             return leased
         # The ledger asks again after each change on the machine.
         if monotonic() - self._observed[0] > FRESH_SECONDS:
-            from anyaccel.inventory.find import stats
+            from anyaccel.inventory.observe import stats
 
             observed, _ = stats(self.inventory, environ=self.environ)
             self._observed = monotonic(), observed
@@ -580,7 +577,7 @@ class LeaseRequest(LedgerRequest):
         self.made = made
         if lease is not None:
             given = made.allocation
-            made.handover = plan_handover(given.id, given.devices, self.inventory, self.environ, self.ledger)
+            made.handover = plan_handover(given.id, given.devices, self.inventory, self.environ)
         return made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> AnyaccelError:
@@ -612,4 +609,4 @@ class LeaseRequest(LedgerRequest):
         """
         from anyaccel.launcher.verdicts import judge
 
-        return judge(self, self.ledger, self._terms["priority"])
+        return judge(self, Ledger(self._state), self._terms["priority"])

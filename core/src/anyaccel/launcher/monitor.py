@@ -442,7 +442,7 @@ class Sampler:
             The exit status: 1, without an answer, if the vendors report problems alone; else 0, also if no device was
             observed.
         """
-        from anyaccel.inventory.find import stats
+        from anyaccel.inventory.observe import stats
 
         signal.alarm(LIMIT_SECONDS)
         observed, problems = stats(self._inventory)

@@ -222,7 +222,6 @@ def plan_handover(
     devices: Sequence[Device],
     inventory: Inventory,
     environ: Mapping[str, str],
-    ledger: Ledger | None = None,
 ) -> Handover | None:
     """Return the handover of the lease's detected devices whose vendors have the hook; no device is changed yet.
 
@@ -234,12 +233,11 @@ def plan_handover(
         lease: Identity of the lease; empty if the request fell back to the CPU.
         devices: Its devices.
         inventory: The machine.
-        environ: The environment of the request.
-        ledger: The ledger of the lease; that of the environment if None.
+        environ: The environment of the request, which names the ledger.
 
     Raises:
         UsageError: If the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
-        LedgerError: If ``ledger`` is None, and the ledger cannot be opened.
+        LedgerError: If the ledger cannot be opened.
     """
     if not lease or inventory.machine != HOST:
         return None
@@ -248,7 +246,7 @@ def plan_handover(
     if not vendors or (scope := Scope.make(inventory, environ)).prefix:
         return None
     named = {scope.names[device.id][0]: device for device in detected if device.vendor in vendors}
-    return Handover(ledger or Ledger.open(environ), lease, named, environ)
+    return Handover(Ledger.open(environ), lease, named, environ)
 
 
 def has_hook(vendor: str, hook: str) -> bool:
@@ -324,11 +322,10 @@ class OpenLease:
         other thread, that request raises DeadlockError; messages about waits name the lines. So call this only for a
         lease that the program itself releases: the wait for another one would end. Does nothing if nothing is held.
         """
-        # Without a lock: another thread may note a lease at the same time, so the items are copied first.
-        for key in [key for key, (other, _) in tuple(OWN.items()) if other.released]:
-            OWN.pop(key, None)
+        for key in [key for key, (other, _) in tuple(_own.items()) if other.released]:
+            _own.pop(key, None)
         if self.lease is not None:
-            OWN[self.lease.id] = self.lease, _find_calling_line()
+            _own[self.lease.id] = self.lease, _find_calling_line()
         return self
 
     def attach_writer(self, writer: EntryWriter, *, at_exit: bool = True) -> None:
@@ -407,9 +404,17 @@ class OpenLease:
             handover.take_back()
 
 
-OWN: dict[str, tuple[Lease, str]] = {}
-"""Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
-tidy_in_child(OWN.clear)
+_own: dict[str, tuple[Lease, str]] = {}
+"""Leases by id with the calling line. There is no lock: a loop copies the items, since other threads note leases."""
+tidy_in_child(_own.clear)
+
+
+def list_own_leases() -> dict[str, tuple[Lease, str]]:
+    """Return the leases that this process holds for itself, by id, each with the line of the program that acquired it.
+
+    Only the program releases them; see :meth:`OpenLease.note_line`.
+    """
+    return {key: (lease, printable(line)) for key, (lease, line) in tuple(_own.items())}
 
 
 def _find_calling_line() -> str:
@@ -418,7 +423,7 @@ def _find_calling_line() -> str:
     package = __name__.partition(".")[0]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame = frame.f_back
-    return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _open_writers: set[EntryWriter] = set()

@@ -335,9 +335,10 @@ def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) ->
     words = record.note or record.request or record.command or record.key
     place = ""
     if record.pid == os.getpid():
-        from anyaccel.launcher.open_lease import OWN  # other commands than those that lease do without
+        from anyaccel.launcher.open_lease import list_own_leases  # other commands than those that lease do without
 
-        place = OWN[record.id][1] if record.id in OWN else ""
+        own = list_own_leases()
+        place = own[record.id][1] if record.id in own else ""
     more = (words, record.reason, place and f"taken by this process at {place}", record.id and f"lease {record.id}")
     who = "you have" if record.uid == os.geteuid() else f"{record.user} has"
     until = "" if record.until is None else f" until {clock(record.until)}"
@@ -355,9 +356,9 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
         holders: The leases and withheld devices in the way.
         limits: The limits in the way.
     """
-    from anyaccel.launcher.open_lease import OWN
+    from anyaccel.launcher.open_lease import list_own_leases
 
-    taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(OWN.items())})
+    taken = describe_obstacles(holders, {key: line for key, (_, line) in list_own_leases().items()})
     obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
     end = "th" if place % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
     ahead = describe_ahead(place - 1) if place > 1 else "the devices are in use without a lease"

@@ -5,7 +5,7 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.ledger.acquisition": ("Choose", "OnWait"),
+        "anyaccel.ledger.acquisition": ("Acquisition", "Choose", "OnWait"),
         "anyaccel.ledger.directory": ("find",),
         "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
         "anyaccel.ledger.ledger": ("Ledger",),

@@ -1,4 +1,5 @@
 from anyaccel.ledger import journal as journal
+from anyaccel.ledger.acquisition import Acquisition as Acquisition
 from anyaccel.ledger.acquisition import Choose as Choose
 from anyaccel.ledger.acquisition import OnWait as OnWait
 from anyaccel.ledger.directory import find as find

@@ -23,6 +23,7 @@ from functools import cached_property
 from itertools import chain
 
 from anyaccel._typing import TypedDict
+from anyaccel.backfill import may_pass
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
 from anyaccel.ledger import entries, record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
@@ -34,10 +35,9 @@ from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holding
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
-from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
-from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, may_pass, sum_usage
+from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -86,6 +86,8 @@ _SECOND_LOOK = 0.001  # inotify reports a close before the kernel has released t
 class Acquisition:
     """One request for devices, from the first look to the lease. Use an acquisition from one thread only.
 
+    Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now.
+
     Args:
         state: The state directory.
         want: The request. Without a time limit, the request gets the longest that the policy allows this user.
@@ -120,7 +122,7 @@ class Acquisition:
             raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
-        self._want, self._policy = want, PLAIN  # until adopt_policy()
+        self._want, self._policy, self._plain = want, PLAIN, True  # until adopt_policy()
         self._kept_place = place
         self._since = process.boot_seconds()
         self.on_wait = on_wait
@@ -626,8 +628,8 @@ class Acquisition:
 
     def adopt_policy(self, policy: Policy) -> None:
         """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user."""
-        self._policy = policy
-        longest = policy.limits_of(outside(os.geteuid())).seconds if not policy.plain else None
+        self._policy, self._plain = policy, policy.plain
+        longest = policy.limits_of(process.find_outer_user(os.geteuid())).seconds if not self._plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
@@ -656,7 +658,7 @@ class Acquisition:
             number=_LAST,
             since=self._since,
             priority=self._priority,
-            user=outside(os.geteuid()),
+            user=process.find_outer_user(os.geteuid()),
             seconds=want.seconds,
             needs=tuple(map(hashed, want.needs)),
             wants=entries.hashes(want.candidates),
@@ -673,7 +675,7 @@ class Acquisition:
             listing: The names in the directory.
             over: Names of leases that have ended, and so do not count.
         """
-        if self._policy.plain:
+        if self._plain:
             return ()
         return self._policy.over_limits(self.facts, sum_usage(list_holdings(directory, listing, over)))
 
@@ -718,13 +720,13 @@ class Acquisition:
         if not listing.tickets:
             return []
         policy = with_past(self._policy)  # only here, since few requests meet others that wait
-        held = () if policy.plain else list_holdings(directory, listing)
+        held = () if self._plain else list_holdings(directory, listing)
         own, now = self._own, process.boot_seconds()
-        brief = policy.plain and not policy.blocks
+        brief = self._plain and not policy.blocks
         others = (read_ticket(directory, name, brief=brief) for name in listing.tickets if name != own.key)
         order = policy.order([own, *filter(None, others)], held, now)
         ahead = [(each, policy.competes(each, own, now)) for each in order[: order.index(own)]]
-        if policy.plain:
+        if self._plain:
             return [str(each.key) for each, competes in ahead if competes]
         used = sum_usage(held)
         if any(policy.keeps_waiting(each, own, used, competes=competes) != competes for each, competes in ahead):
@@ -779,7 +781,7 @@ class Acquisition:
     def _watches_all(self) -> bool:
         """Whether every lease matters, for a time limit, a reservation for the user, or a policy that is not plain."""
         own = any(self.facts.user in block.users for block in self._policy.blocks)
-        return own or not self._policy.plain or self._want.seconds is not None
+        return own or not self._plain or self._want.seconds is not None
 
     def _enter_line(self, directory: int) -> bool:
         """Make a ticket once the wait is worth one, and watch the next event.

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -27,7 +28,6 @@ from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.process import UNSEEN
-from anyaccel.linux.users import outside, unmapped
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"
@@ -514,10 +514,12 @@ def find(environ: Mapping[str, str]) -> StateDirectory:
     directories over into the machine's, unless ``/run`` is closed to root or the environment names a directory.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path, or a path
-            whose parent is missing.
+        StateDirectoryError: When the directory cannot be trusted, when the environment names a relative path, or a path
+            whose parent is missing, or when this is not Linux.
         LedgerError: When a system call fails.
     """
+    if sys.platform != "linux":
+        raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
     chosen = environ.get(VARIABLE)
     if chosen:
         if not os.path.isabs(chosen):
@@ -528,7 +530,9 @@ def find(environ: Mapping[str, str]) -> StateDirectory:
         return StateDirectory([Location(path, MODE_PRIVATE)])
     if os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK):
         return StateDirectory([Location(MACHINE_WIDE, MODE_SHARED)], private_directories)
-    own = [Location(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
+    own = [
+        Location(path, MODE_PRIVATE, gone_around=True) for path in private_places(process.find_outer_user(os.geteuid()))
+    ]
     return StateDirectory([Location(MACHINE_WIDE, None), *own])
 
 
@@ -546,7 +550,7 @@ def private_places(uid: int) -> list[str]:
 
 def is_named(path: str) -> bool:
     """Return whether an environment named a state directory: it is neither the machine's nor one of this user's own."""
-    return path != MACHINE_WIDE and path not in private_places(outside(os.geteuid()))
+    return path != MACHINE_WIDE and path not in private_places(process.find_outer_user(os.geteuid()))
 
 
 def private_directories() -> Iterator[str]:
@@ -562,7 +566,7 @@ def private_directories() -> Iterator[str]:
     for path in candidates:
         with contextlib.suppress(OSError):
             found = os.lstat(path)
-            if stat.S_ISDIR(found.st_mode) and path in private_places(outside(found.st_uid)):
+            if stat.S_ISDIR(found.st_mode) and path in private_places(process.find_outer_user(found.st_uid)):
                 yield path
 
 
@@ -600,15 +604,17 @@ def _made_outside(path: str, owner: int) -> bool:
     Raises:
         OSError: When the parent cannot be examined.
     """
-    if path != MACHINE_WIDE or not unmapped(owner):
+    if path != MACHINE_WIDE or not process.is_user_unmapped(owner):
         return False
     parent = os.path.dirname(path)
-    return os.path.ismount(path) or (unmapped(os.stat(parent).st_uid) and not os.access(parent, os.W_OK))
+    return os.path.ismount(path) or (
+        process.is_user_unmapped(os.stat(parent).st_uid) and not os.access(parent, os.W_OK)
+    )
 
 
 def _foreign(path: str, uid: int) -> StateDirectoryError:
     """Make the error for a directory of another user, or of an owner without a number in this user namespace."""
-    if unmapped(uid):
+    if process.is_user_unmapped(uid):
         return StateDirectoryError(
             f"the state directory {path} belongs to a user who has no number in this user namespace (shown as {uid}), "
             f"so that it cannot be told whether that is root",
@@ -688,4 +694,4 @@ def is_marked(descriptor: int) -> bool:
 
 def _marker() -> str:
     """Return the name of the file by which this user marks a directory after a recovery in this boot."""
-    return f"checked.{boot()}.{outside(os.geteuid())}"
+    return f"checked.{boot()}.{process.find_outer_user(os.geteuid())}"

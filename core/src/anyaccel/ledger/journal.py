@@ -25,11 +25,12 @@ from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.entries import read_number, read_object, read_value
-from anyaccel.linux.users import outside, user_name
+from anyaccel.linux import process
+from anyaccel.linux.users import user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import Usage
-from anyaccel.text import clean
+from anyaccel.text import LONGEST_TEXT, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -221,7 +222,11 @@ def _file_usage(path: str, user: int, half_life: float) -> Usage:
             fd = os.open(each, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 found = os.fstat(fd)
-                fit = stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and outside(found.st_uid) == user
+                fit = (
+                    stat.S_ISREG(found.st_mode)
+                    and found.st_mode & stat.S_IROTH
+                    and process.find_outer_user(found.st_uid) == user
+                )
                 if fit and found.st_size:
                     usage = _last_usage(fd, found.st_size, half_life)
                     _usages[each, half_life] = _identity(found), usage
@@ -275,13 +280,14 @@ def _total(value: object, half_life: float) -> Usage | None:
 def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
     """Encode an entry as a line of JSON, with at most 128 devices, and the user's usage if given.
 
-    Request, note and program are cut to 250 characters, and unprintable ones replaced; the entry's user is left out.
+    Request, note and program are cut to 250 characters; unprintable ones are replaced by :func:`read`. The entry's user
+    is left out.
     """
     words: dict[str, Any] = {"v": VERSION}
     words |= {name: getattr(entry, name) for name in JournalEntry._fields if name != "user"}
     words["devices"] = list(map(_words, entry.devices[:_MOST_DEVICES]))
     for name in ("request", "note", "program"):
-        words[name] = clean(words[name])
+        words[name] = str(words[name] or "")[:LONGEST_TEXT]  # callers without a type checker may note any value
     if usage is not None:
         words["used"] = [half_life, round(usage.seconds, 3), round(usage.at, 3)]
     return json.dumps(words).encode() + b"\n"
@@ -323,7 +329,7 @@ def _own_files(environ: Mapping[str, str], *, shared: bool) -> Iterator[tuple[st
         OSError: When that directory cannot be made.
     """
     if shared and is_machine_wide() and os.access(MACHINE_DIRECTORY, os.W_OK):
-        number = outside(os.geteuid())
+        number = process.find_outer_user(os.geteuid())
         for place in range(_PLACES):  # another user may have made a file with this user's name
             yield f"{MACHINE_DIRECTORY}/{number}{f'-{place}' * bool(place)}.jsonl", 0o644
     own = own_file(environ)
@@ -387,7 +393,7 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
             os.fchmod(fd, mode)
         usage = None
         if half_life is not None:
-            usage = _with_entry(_file_usage(path, outside(found.st_uid), half_life), entry, half_life)
+            usage = _with_entry(_file_usage(path, process.find_outer_user(found.st_uid), half_life), entry, half_life)
         line = _line(entry, usage, half_life)
         if len(line) > _LONGEST_LINE:
             return False

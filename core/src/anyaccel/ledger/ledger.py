@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
+from anyaccel.errors import LeaseNotFoundError
 from anyaccel.ledger import machine_policy, tickets
 from anyaccel.ledger.acquisition import Acquisition, Choose
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
@@ -18,7 +17,6 @@ from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
-from anyaccel.linux.users import outside
 from anyaccel.model.device import Extent
 from anyaccel.policy import Waiting
 
@@ -40,12 +38,13 @@ class Ledger:
     process that carries the lock. See ``docs/explanation/ledger.md``.
 
     Attributes:
-        path: The state directory.
+        state: The state directory.
+        path: The path of the state directory.
         shared: Whether other users take part.
     """
 
     def __init__(self, state: StateDirectory) -> None:
-        self._state = state
+        self.state = state
 
     @classmethod
     def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
@@ -63,19 +62,17 @@ class Ledger:
                 whose parent is missing, or when this is not Linux.
             LedgerError: When a system call fails.
         """
-        if sys.platform != "linux":
-            raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
         return cls(find(os.environ if environ is None else environ))
 
     @property
     def path(self) -> str:
         """The state directory; before there is one, the place where this user would make it."""
-        return self._state.path
+        return self.state.path
 
     @property
     def shared(self) -> bool:
         """Whether other users can take part; before there is a directory, as in one made by this user."""
-        return self._state.shared
+        return self.state.shared
 
     def acquire(self, want: Want, choose: Choose, **terms: Unpack[Terms]) -> Lease:
         """Acquire devices as soon as the request is next. A missing state directory is made.
@@ -83,7 +80,7 @@ class Ledger:
         Requests that compete for a device are served by priority and arrival, unless the machine's policy gives another
         order; a request that competes with none ahead is served at once. A ticket is made after 10 ms. From then on a
         later request of the same priority is served before only by the policy, a reservation or backfill (see
-        :mod:`anyaccel.policy`), or if this process stops looking for seconds.
+        :mod:`anyaccel.backfill`), or if this process stops looking for seconds.
 
         Args:
             want: The request; without a time limit, it gets the longest that the policy allows this user.
@@ -107,17 +104,7 @@ class Ledger:
             UsageError: When ``wait`` or ``priority`` is out of range.
             ValueError: When a choice is impossible. Exceptions of ``choose`` itself pass unchanged.
         """
-        return self.begin(want, choose, **terms).get()
-
-    def begin(self, want: Want, choose: Choose, **terms: Unpack[Terms]) -> Acquisition:
-        """Prepare an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
-
-        Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now.
-
-        Raises:
-            UsageError: When ``wait`` or ``priority`` is out of range.
-        """
-        return Acquisition(self._state, want, choose, **terms)
+        return Acquisition(self.state, want, choose, **terms).get()
 
     def make(self) -> None:
         """Make the state directory if it is missing; root also moves users' own leases to the machine's directory.
@@ -128,7 +115,7 @@ class Ledger:
         Raises:
             LedgerError: When the directory cannot be made, or leases cannot be moved.
         """
-        self._state.bring_over()
+        self.state.bring_over()
 
     def leases(self) -> tuple[LeaseRecord, ...]:
         """List the active leases, one record for each device of each lease; and devices drained or reserved now.
@@ -153,7 +140,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        own = Waiting(key=None, number=0, since=0.0, user=outside(os.geteuid()), seconds=seconds)
+        own = Waiting(key=None, number=0, since=0.0, user=process.find_outer_user(os.geteuid()), seconds=seconds)
         now = process.boot_seconds()
         return self._list([block for block in self.blocks() if block.policy_block.meets(own, now)])
 
@@ -171,7 +158,7 @@ class Ledger:
         Raises:
             LedgerError: When the file cannot be read.
         """
-        return machine_policy.read_blocks(self._state)
+        return machine_policy.read_blocks(self.state)
 
     def drain(self, devices: Iterable[str], note: str) -> machine_policy.DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.
@@ -190,8 +177,8 @@ class Ledger:
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
         block = machine_policy.make_block(devices, note)
-        with self._state.locked(make=True) as directory:
-            machine_policy.change_blocks(self._state, directory, [block])
+        with self.state.locked(make=True) as directory:
+            machine_policy.change_blocks(self.state, directory, [block])
         return block
 
     def reserve(
@@ -227,8 +214,8 @@ class Ledger:
             LedgerError: When the directory stays locked, the ledger cannot be read, or the blocks cannot be written. An
                 OSError of ``choose`` becomes a LedgerError, too; other exceptions of ``choose`` pass unchanged.
         """
-        with self._state.locked(make=True) as directory:
-            machine_policy.check_permission(self._state, os.fstat(directory).st_uid)
+        with self.state.locked(make=True) as directory:
+            machine_policy.check_permission(self.state, os.fstat(directory).st_uid)
             # With the directory locked: no lease can be published that this choice does not know.
             listing = list_names(directory)
             over = tickets.find_ended(directory, listing)
@@ -244,11 +231,11 @@ class Ledger:
             devices = choose(dict.fromkeys(used, Extent()))
             if devices is None:
                 return None
-            number = None if user is None else outside(user)
+            number = None if user is None else process.find_outer_user(user)
             block = machine_policy.make_block(
                 devices, note, begin=begin, end=end, user=number, group=group, request=request
             )
-            machine_policy.change_blocks(self._state, directory, [block])
+            machine_policy.change_blocks(self.state, directory, [block])
         return block
 
     def remove_blocks(self, ids: Collection[str]) -> None:
@@ -265,13 +252,13 @@ class Ledger:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
-        with self._state.locked(make=True) as directory:
+        with self.state.locked(make=True) as directory:
             known = {block.id for block in self.blocks()}
             if unknown := [each for each in ids if each not in known]:
                 raise LeaseNotFoundError(
                     f"there is no drain or reservation {unknown[0]!r}", hint="'anyaccel reserve' lists them"
                 )
-            machine_policy.change_blocks(self._state, directory, [], without=ids)
+            machine_policy.change_blocks(self.state, directory, [], without=ids)
 
     def tickets(self, *, past: bool = True, devices: Collection[str] | None = None) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service; none without a state directory.
@@ -287,7 +274,7 @@ class Ledger:
             LedgerError: When the ledger cannot be read.
         """
         with self._looking() as (directory, listing):
-            return tuple(tickets.list_tickets(self._state, directory, listing, past=past, devices=devices))
+            return tuple(tickets.list_tickets(self.state, directory, listing, past=past, devices=devices))
 
     def forecast_start(self, want: Want) -> float | None:
         """Forecast the start of a request with priority 0 that came now, if every lease lasted until its time limit.
@@ -303,7 +290,7 @@ class Ledger:
         """
         own = self._make_newcomer(want).facts
         with self._looking() as (directory, listing):
-            return tickets.forecast_newcomer(self._state, directory, listing, own)
+            return tickets.forecast_newcomer(self.state, directory, listing, own)
 
     def count_ahead(self, want: Want, priority: int, choose: Choose) -> int:
         """Count the earlier requests that would block a request that came now; 0 if each may be passed.
@@ -337,20 +324,20 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        policy = machine_policy.with_past(machine_policy.policy_for_display(self._state))
+        policy = machine_policy.with_past(machine_policy.policy_for_display(self.state))
         if policy.half_life is None:
             return None
         with self._looking() as (directory, listing):
             held = tickets.list_holdings(directory, listing, tickets.find_ended(directory, listing))
-        return policy.usage(held, process.boot_seconds()).get(outside(os.geteuid()), 0.0)
+        return policy.usage(held, process.boot_seconds()).get(process.find_outer_user(os.geteuid()), 0.0)
 
     def _make_newcomer(self, want: Want, priority: int = 0, choose: Choose = lambda _: None) -> Acquisition:
         """Return an acquisition for the queue position of a request that came now, which is never attempted.
 
         Limits of the user are not checked, and a faulty configuration of the machine counts as none.
         """
-        newcomer = Acquisition(self._state, want, choose, priority=priority)
-        newcomer.adopt_policy(machine_policy.policy_for_display(self._state))
+        newcomer = Acquisition(self.state, want, choose, priority=priority)
+        newcomer.adopt_policy(machine_policy.policy_for_display(self.state))
         return newcomer
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
@@ -367,10 +354,10 @@ class Ledger:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
             LedgerError: When the ledger cannot be read.
         """
-        policy = machine_policy.current_policy(self._state)
+        policy = machine_policy.current_policy(self.state)
         if policy.plain:
             return ()
-        newcomer = Acquisition(self._state, want, lambda _: None, priority=priority)
+        newcomer = Acquisition(self.state, want, lambda _: None, priority=priority)
         newcomer.adopt_policy(policy)
         with self._looking() as (directory, listing):
             others = {lease.name for lease in listing.leases if only is not None and lease.id not in only}
@@ -405,7 +392,7 @@ class Ledger:
         """
         from anyaccel.ledger.handovers import lock_handovers
 
-        return lock_handovers(self._state, devices)
+        return lock_handovers(self.state, devices)
 
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Return the subset of ``devices`` that requests of other processes wait for; none without a directory.
@@ -427,7 +414,7 @@ class Ledger:
         """
         with contextlib.ExitStack() as rest:
             try:
-                directory = rest.enter_context(self._state.opened())
+                directory = rest.enter_context(self.state.opened())
             except NoStateDirectoryError:
                 yield -1, Listing()
             else:
@@ -475,7 +462,7 @@ class Ledger:
         """
         from anyaccel.ledger.ending import end_lease
 
-        return end_lease(self._state, lease_id, grace=grace, force=force)
+        return end_lease(self.state, lease_id, grace=grace, force=force)
 
     def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes; each file is replaced in one step.
@@ -494,7 +481,7 @@ class Ledger:
         """
         from anyaccel.ledger.ending import renew
 
-        renew(self._state, lease_id, tenure, note)
+        renew(self.state, lease_id, tenure, note)
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
         """Remove an own waiting request from the line, or any request as root; wait until the request has left.
@@ -513,7 +500,7 @@ class Ledger:
             LeasePermissionError: When the ticket belongs to another user.
             LedgerError: When the waiting process does not react in time; the ticket stays cancelled.
         """
-        return tickets.cancel(self._state, ticket_id, seconds=seconds)
+        return tickets.cancel(self.state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
         """Free the devices of an own lease, although processes go on using them; none is signalled.
@@ -532,7 +519,7 @@ class Ledger:
         """
         from anyaccel.ledger.ending import drop_lease
 
-        return drop_lease(self._state, lease_id)
+        return drop_lease(self.state, lease_id)
 
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.

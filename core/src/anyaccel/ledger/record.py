@@ -13,7 +13,7 @@ from anyaccel.ledger import entries
 from anyaccel.ledger.entries import LeaseName, LeaseState, Life, Listing
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
-from anyaccel.linux.users import unmapped, user_name
+from anyaccel.linux.users import user_name
 from anyaccel.model import Value
 from anyaccel.model.device import (
     UNITS_PER_DEVICE,
@@ -414,7 +414,7 @@ def owner(found: os.stat_result | None) -> dict[str, Any]:
 
     These are None and ``unknown`` if the file has no state, or a user namespace hides the owner.
     """
-    if found is None or unmapped(found.st_uid):
+    if found is None or process.is_user_unmapped(found.st_uid):
         return {"uid": None, "user": "unknown"}
     return {"uid": found.st_uid, "user": user_name(found.st_uid)}
 

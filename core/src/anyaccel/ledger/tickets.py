@@ -17,6 +17,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from anyaccel._typing import NamedTuple
+from anyaccel.backfill import forecast
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries, record
 from anyaccel.ledger.directory import StateDirectory
@@ -25,9 +26,8 @@ from anyaccel.ledger.lease import LockedFile, Want
 from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with_past
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.linux.users import outside
 from anyaccel.model import Value
-from anyaccel.policy import Holding, Need, Policy, Waiting, forecast, sum_usage
+from anyaccel.policy import Holding, Need, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> float | None:
     """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    None if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage counts for fair shares; a faulty
+    None if the start is unknown; see :func:`anyaccel.backfill.forecast`. Past usage counts for fair shares; a faulty
     configuration of the machine counts as none.
     """
     policy = with_past(policy_for_display(state))
@@ -414,7 +414,7 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
         if ticket is None or file is None:
             return None
         body = entries.read_body(directory, name, BODY_LIMIT)
-        found = _read_waiting(ticket, outside(file.st_uid), body)
+        found = _read_waiting(ticket, process.find_outer_user(file.st_uid), body)
         if len(_waiting) > _REMEMBERED:
             _waiting.clear()
         if body:  # else no descriptor may have been free
@@ -495,7 +495,7 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
         found[lease.id or lease.name, lease.device, lease.extent, file.st_uid] = Holding(
             device=entries.hash_device(lease.device),
             units=lease.extent.units,
-            user=outside(file.st_uid),
+            user=process.find_outer_user(file.st_uid),
             since=record.since_boot(file.st_mtime),
             until=None if until is None else until / 1000,
             passed=None if passed is None else passed / 1000,

@@ -24,6 +24,7 @@ UNSEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
 for "gone" would give out devices that are in use."""
 _LONGEST_POLL = 86_400.0
 """Seconds; ``poll(2)`` takes 24 days at most."""
+_ALL_USERS = 1 << 32
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors about the caller, not about the target: no descriptor is left, or the kernel has no memory."""
 
@@ -387,6 +388,53 @@ def pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+def find_outer_user(uid: int) -> int:
+    """Return the number of a user outside of our user namespace, which is the same for processes inside and outside.
+
+    See ``user_namespaces(7)``.
+
+    Args:
+        uid: The number inside; without a mapping, the number stays the same.
+    """
+    for inside, start, count in _users():
+        if inside <= uid < inside + count:
+            return start + uid - inside
+    return uid
+
+
+def is_user_unmapped(uid: int) -> bool:
+    """Return whether a file owner that the kernel shows may stand for any user without a mapping.
+
+    Args:
+        uid: The owner that the kernel shows.
+    """
+    return uid == _unmapped_user() and sum(count for _, _, count in _users()) < _ALL_USERS - 1
+
+
+@cache
+def _users() -> tuple[tuple[int, int, int], ...]:
+    """Return the mapped ranges of users: first number inside, first number outside, count.
+
+    If the kernel's map cannot be read, every number stands for itself.
+    """
+    try:
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
+            found = [tuple(map(int, line.split())) for line in file]
+    except (*UNSEEN, ValueError):
+        found = []
+    return tuple((first, second, count) for first, second, count in found) or ((0, 0, _ALL_USERS - 1),)
+
+
+@cache
+def _unmapped_user() -> int:
+    """Return the number that the kernel shows for users without a mapping; 65534 if unknown."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 65534
 
 
 @cache

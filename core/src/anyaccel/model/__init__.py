@@ -10,6 +10,8 @@ __all__, __getattr__, __dir__ = face(
             "ANY_SLOTS",
             "DIVIDED",
             "NOTHING",
+            "PCI_ADDRESS",
+            "PCI_DEVICES",
             "UNITS_PER_DEVICE",
             "Allocation",
             "Detected",

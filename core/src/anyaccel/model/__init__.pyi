@@ -2,6 +2,8 @@ from anyaccel.model.device import AGREEMENT as AGREEMENT
 from anyaccel.model.device import ANY_SLOTS as ANY_SLOTS
 from anyaccel.model.device import DIVIDED as DIVIDED
 from anyaccel.model.device import NOTHING as NOTHING
+from anyaccel.model.device import PCI_ADDRESS as PCI_ADDRESS
+from anyaccel.model.device import PCI_DEVICES as PCI_DEVICES
 from anyaccel.model.device import UNITS_PER_DEVICE as UNITS_PER_DEVICE
 from anyaccel.model.device import Allocation as Allocation
 from anyaccel.model.device import Detected as Detected

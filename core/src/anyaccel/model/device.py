@@ -21,6 +21,11 @@ UNITS_PER_DEVICE = 10_000
 MOST_SLOTS = 32
 """Most slots of one device: more would not fit into the name of a lease."""
 
+PCI_DEVICES = "/sys/bus/pci/devices"
+"""Directory in which the kernel lists PCI functions by address."""
+PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+"""Address of a PCI function. Linux writes a domain with 4 digits or more: domains of VMD controllers begin at 10000."""
+
 Attribute = str | int | float | bool
 
 

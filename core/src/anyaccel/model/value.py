@@ -341,7 +341,9 @@ def _read_mapping(kind: Any, data: Any, place: str, found: list[str], made: bool
     contents = {}
     for key, content in data.items():
         _read(key_kind, key, f"{place} key", found, made)
-        contents[key] = _read(content_kind, content, f"{place}[{shown(key)}]", found, made)
+        wrong: list[str] = []
+        contents[key] = _read(content_kind, content, "", wrong, made)
+        found += [f"{place}[{shown(key)}]{each}" for each in wrong]  # each fault begins with its place
     return data if made else contents
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
-from anyaccel.inventory.find import stats
+from anyaccel.inventory.observe import stats
 from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.linux import mark as marks

@@ -39,7 +39,7 @@ from anyaccel.launcher.open_lease import plan_handover
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
-from anyaccel.ledger import Ledger
+from anyaccel.ledger import Acquisition, Ledger
 from anyaccel.ledger.acquisition import IMPATIENT_SECONDS
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
@@ -64,7 +64,6 @@ from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import EarlySignal
-    from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.pool.actor import ActorState
     from anyaccel.scheduler import Verdict
@@ -405,7 +404,7 @@ class Broker:
             )
         note = f"{call.name}{self._note}"
         if queue.acquisition is None:
-            queue.acquisition = self.ledger.begin(resolved.want, resolved.choose, note=note)
+            queue.acquisition = Acquisition(self.ledger.state, resolved.want, resolved.choose, note=note)
             queue.asked_at = time.monotonic()
         lease = queue.acquisition.attempt()
         if lease is None:
@@ -415,7 +414,7 @@ class Broker:
         allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.grants)
         waited = time.monotonic() - queue.asked_at
         opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
-        opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ, self.ledger)
+        opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ)
         queue.acquisition = None  # last: after an error, the caller undoes the acquisition
         return opened
 

@@ -11,11 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from anyaccel.errors import QueryError
-from anyaccel.model import Value
-
-PCI_DEVICES = "/sys/bus/pci/devices"
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-"""Address of a PCI function. Linux writes a domain with 4 digits or more: domains of VMD controllers begin at 10000."""
+from anyaccel.model import PCI_ADDRESS, PCI_DEVICES, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -253,7 +249,7 @@ class ProbeContext:
             driver=_name(self.readlink(f"{path}/driver")),
             numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,  # -1: not known to the firmware
             iommu_group=_name(self.readlink(f"{path}/iommu_group")),
-            bridges=tuple(filter(PCI_ADDRESS.fullmatch, above)),
+            bridges=tuple(each for each in above if re.fullmatch(PCI_ADDRESS, each)),
         )
 
     def _pci_id(self, path: str) -> int:

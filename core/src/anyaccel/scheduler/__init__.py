@@ -6,8 +6,9 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.scheduler.allocator": ("Fleet", "RequestLike", "Scheduler"),
+        "anyaccel.scheduler.chosen": ("facts", "shared_facts"),
         "anyaccel.scheduler.demand": ("Demand",),
-        "anyaccel.scheduler.filters": ("asked", "facts", "goes_by", "rules", "serves", "shared_facts"),
+        "anyaccel.scheduler.filters": ("asked", "goes_by", "rules", "serves"),
         "anyaccel.scheduler.grammar": ("parse_request",),
         "anyaccel.scheduler.placement": ("Choice", "Validate", "choose_slots", "extent_of", "share", "with_units"),
         "anyaccel.model.verdict": ("Reason", "ReasonCode", "Verdict"),

@@ -4,13 +4,13 @@ from anyaccel.model.verdict import Verdict as Verdict
 from anyaccel.scheduler.allocator import Fleet as Fleet
 from anyaccel.scheduler.allocator import RequestLike as RequestLike
 from anyaccel.scheduler.allocator import Scheduler as Scheduler
+from anyaccel.scheduler.chosen import facts as facts
+from anyaccel.scheduler.chosen import shared_facts as shared_facts
 from anyaccel.scheduler.demand import Demand as Demand
 from anyaccel.scheduler.filters import asked as asked
-from anyaccel.scheduler.filters import facts as facts
 from anyaccel.scheduler.filters import goes_by as goes_by
 from anyaccel.scheduler.filters import rules as rules
 from anyaccel.scheduler.filters import serves as serves
-from anyaccel.scheduler.filters import shared_facts as shared_facts
 from anyaccel.scheduler.grammar import parse_request as parse_request
 from anyaccel.scheduler.placement import Choice as Choice
 from anyaccel.scheduler.placement import Validate as Validate

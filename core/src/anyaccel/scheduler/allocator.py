@@ -12,7 +12,7 @@ from time import monotonic
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, may_pass, sum_usage
+from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
 from anyaccel.scheduler.books import NO_TERMS, Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
@@ -432,8 +432,11 @@ class Allocator:
         """
         now = self._clock()
         if rivals:
-            ahead = [ticket.waiting for ticket in rivals]
-            if waiting.seconds is None or not may_pass(self._policy, waiting, ahead, self._holdings(), now):
+            if waiting.seconds is None:
+                return None
+            from anyaccel.backfill import may_pass  # only requests with a time limit, under a policy, pass others
+
+            if not may_pass(self._policy, waiting, [each.waiting for each in rivals], self._holdings(), now):
                 return None
         found = plan.find()
         if found is None:

@@ -12,13 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import Generic, NamedTuple, TypeVar
-from anyaccel.errors import UsageError
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
     Health,
     Inventory,
-    Request,
     Term,
     format_memory,
     format_memory_beside,
@@ -442,6 +440,8 @@ class _Index(Filter[tuple[int, int]]):
 _ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Labels(), _Id())
 FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
 """Every filter by name, in the order of a formatted request."""
+BY_ID = _Id.name
+"""Name of the filter that names one device by its id."""
 
 
 _NOWHERE = Inventory(machine="", devices=())
@@ -481,67 +481,6 @@ def counted(filters: Iterable[AskedFilter[Any]]) -> int | None:
 def with_filter(term: Term, name: str, value: str) -> Term:
     """Return a term with another value of a filter; a term without the filter stays as it is."""
     return replace(term, filters=tuple((each, value if each == name else had) for each, had in term.filters))
-
-
-def request_devices(devices: Iterable[Device], shares: Mapping[str, float | int] | None = None) -> Request:
-    """Return a request for exactly the given devices, or shares of them, as one lease.
-
-    Args:
-        devices: The devices.
-        shares: Shares by device id: less than 1 for a fraction of the device, else memory in bytes. The other devices
-            are wanted whole.
-
-    Raises:
-        UsageError: If there is no device, or if a share is not positive.
-
-    Examples:
-        >>> inventory = anyaccel.detect("sim:H100:2,TPU-V4:4")
-        >>> request = anyaccel.request_devices(inventory.devices[1:3], {inventory.devices[1].id: 0.25})
-        >>> len(request.terms)
-        2
-    """
-    shares = shares or {}
-    terms = tuple(_make_term(device, shares.get(device.id)) for device in devices)
-    if not terms:
-        raise UsageError("devices must name at least one device (got none)")
-    return Request(terms=terms)
-
-
-def _make_term(device: Device, share: float | None) -> Term:
-    """Return the term of a request for a device, or for a share of it."""
-    filters = ((_Id.name, device.id),)
-    names = (device.resource,)
-    if share is None:
-        return Term(names=names, filters=filters)
-    if not share > 0:
-        raise UsageError(f"a share of {device.id} must be more than 0 (got {share!r})")
-    if share >= 1:
-        return Term(names=names, units=0, filters=filters, memory_bytes=int(share))
-    return Term(names=names, units=max(1, round(share * UNITS_PER_DEVICE)), filters=filters)
-
-
-def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mapping[str, str]:
-    """Return the facts about a device, by name of the portable filters, for programs that choose devices instead of us.
-
-    Unknown facts are left out.
-
-    Args:
-        device: The device.
-        inventory: The machine of the device.
-        typed: Whether to include facts that follow from the type.
-    """
-    found = {
-        name: each.fact(device, inventory)
-        for name, each in FILTERS.items()
-        if each.portable and (typed or not each.typed)
-    }
-    return {name: fact for name, fact in found.items() if fact}
-
-
-def shared_facts(devices: Sequence[Device], inventory: Inventory) -> Mapping[str, str]:
-    """Return the facts that the devices have in common; see :func:`facts`. There must be at least one device."""
-    first, *others = (facts(device, inventory).items() for device in devices)
-    return dict(set(first).intersection(*others))
 
 
 class DeviceRule(NamedTuple):

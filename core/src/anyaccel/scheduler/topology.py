@@ -7,11 +7,10 @@ cells instead of devices is what keeps large machines cheap.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, islice
 
-from anyaccel.errors import UsageError
 from anyaccel.model import Device, slot_mask
 from anyaccel.model.device import bits
 
@@ -272,36 +271,3 @@ def _bus(address: str | None) -> int | None:
         return int(domain, 16) << 16 | int(bus, 16)
     except ValueError:
         return None
-
-
-def choose_devices(devices: Sequence[Device], count: int, including: Collection[str] = ()) -> tuple[Device, ...]:
-    """Choose the best-connected devices among given ones: by links, then NUMA nodes, then PCI neighbors.
-
-    Args:
-        devices: The devices to choose from.
-        count: Number of devices.
-        including: Ids of devices that must be among the chosen ones.
-
-    Returns:
-        The chosen devices, in the order of ``devices``.
-
-    Raises:
-        UsageError: If there are not so many devices, more must be included than chosen, or an id is unknown.
-
-    Examples:
-        >>> devices = anyaccel.detect("sim:H100:8").devices
-        >>> chosen = anyaccel.choose_devices(devices, 2, including=[devices[3].id])
-        >>> len(chosen), devices[3] in chosen
-        (2, True)
-    """
-    positions = {device.id: position for position, device in enumerate(devices)}
-    missing = [each for each in including if each not in positions]
-    if missing:
-        raise UsageError(f"including must name devices to choose from (got {missing[0]!r})")
-    if not len(set(including)) <= count <= len(positions):
-        raise UsageError(f"count must be from {len(set(including))} to {len(positions)} (got {count!r})")
-    topology, free = Topology(devices), (1 << len(devices)) - 1
-    if not including:
-        return tuple(devices[position] for position in bits(topology.best_set(free, count) if count else 0))
-    chosen = topology.grow(slot_mask(positions[each] for each in including), free, count)
-    return tuple(devices[position] for position in bits(chosen))

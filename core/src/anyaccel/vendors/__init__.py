@@ -91,7 +91,8 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-_later: list[Callable[[], object]] = []
+meanwhile: list[Callable[[], object]] = []
+"""Functions that :func:`do_meanwhile` registered, called once when the next calls are on their way."""
 
 
 def do_meanwhile(work: Callable[[], object]) -> None:
@@ -100,10 +101,4 @@ def do_meanwhile(work: Callable[[], object]) -> None:
     The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
     launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    _later.append(work)
-
-
-def do_registered() -> None:
-    """Call the functions that :func:`do_meanwhile` registered."""
-    while _later:
-        _later.pop(0)()
+    meanwhile.append(work)

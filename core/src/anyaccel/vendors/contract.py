@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 
 from anyaccel.model import (
+    PCI_ADDRESS,
     ContainerEdits,
     Detected,
     Device,
@@ -28,7 +29,6 @@ from anyaccel.model import (
 )
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.value import faults
-from anyaccel.probe.context import PCI_ADDRESS
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
@@ -56,7 +56,7 @@ MOST_VALUE = 64 << 10  # MAX_ARG_STRLEN of execve(2) is 128 KiB, for name and va
 """Bytes that the value of a variable may have; the kernel takes twice as many."""
 NOT_A_VENDORS = r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*"
 """Variables that no plug-in may own, since they decide what code runs."""
-PATTERNS = (VENDOR, RESOURCE, KIND, VARIABLE, TAG, DEVICE_ID, PART, LIBRARY, NOT_A_VENDORS)
+PATTERNS = (VENDOR, RESOURCE, KIND, VARIABLE, TAG, DEVICE_ID, PART, LIBRARY, NOT_A_VENDORS, PCI_ADDRESS)
 """The patterns of the rules, as text: a vendor's process, which compares no rules, need not compile these."""
 
 
@@ -101,7 +101,7 @@ def detected_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     devices = value.devices
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
     yield from _mismatches(
-        PCI_ADDRESS.pattern, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
+        PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
     )
     yield from _division_faults(devices)
     parts = [part for device in devices for part in device.occupies]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import IDLE_SECONDS, do_registered, find_server
+from anyaccel.vendors import IDLE_SECONDS, find_server, meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -356,7 +356,8 @@ class _Exchange:
         """Make the calls, and wait until each is answered or given up."""
         for process in self._calls:
             self._begin(process)
-        do_registered()
+        while meanwhile:
+            meanwhile.pop(0)()
         while self._waiting:
             if enough and (patience := enough(self.outcomes)) is not None:
                 self._patience = min(self._patience, time.monotonic() + patience)
@@ -489,6 +490,8 @@ def serve(descriptors: list[int], _: object) -> None:
     os.set_blocking(output, True)
     for stream, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
         os.dup2(descriptor, stream)
+    # A device's words need not be text; printing them never fails, as on standard error.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     # Descriptors of other processes of the fork server are no business of a vendor's code.
     os.closerange(3, calls)
     os.closerange(calls + 1, max(list_descriptors()) + 1)

@@ -26,10 +26,13 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.model import Value
+from anyaccel.model import PCI_DEVICES, Value
 from anyaccel.model.value import read
-from anyaccel.probe.context import PCI_DEVICES, Facts
 from anyaccel.vendors.discovery import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.probe import Facts
 
 FILE_NAME = "presence.json"
 
