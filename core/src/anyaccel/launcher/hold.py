@@ -603,10 +603,12 @@ class LeaseRequest(LedgerRequest):
         verdict = self._judge()
         # The request fits now if the devices are reserved for an earlier request, or were released in between.
         message = str(error) if verdict.fits_now else verdict.message
-        if verdict.fits_now and self._in_use:  # which a verdict, without a look at the devices, does not know
-            message = f"{self.request} is not free: {'; '.join(self._in_use)}."
         if isinstance(error, LimitError):
             return NeverFitsError(message, verdict=verdict, hint=verdict.hint)
+        if verdict.fits_now and self._in_use:  # which a verdict, without a look at the devices, does not know
+            in_use = f"{self.request} is not free: {'; '.join(self._in_use)}."
+            way_out = "a request that waits gets them in time; one without avoid_busy and memory filters gets them now"
+            return NotFreeError(in_use, verdict=verdict, hint=way_out)
         told = verdict.fits_now or any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
         behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
         return NotFreeError(message + behind, verdict=verdict, hint=verdict.hint)
