@@ -275,6 +275,22 @@ def test_an_extra_imports_what_the_faces_of_rooms_name(extra):
     assert [name for name in sorted(used) if name not in whole and not is_public(name)] == []
 
 
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_room_imports_what_the_face_of_another_names_from_there(path):
+    """At the top of a module; a late import names the module, since it says what it waits for."""
+    own = f"anyaccel.{room_of(path)}"
+    around = [
+        f"{node.module}.{alias.name}"
+        for node in parsed(path).body
+        if isinstance(node, ast.ImportFrom) and re.fullmatch(r"anyaccel\.\w+\.\w+", str(node.module))
+        for alias in node.names
+        if (room := str(node.module).rpartition(".")[0]) != own
+        and alias.name in getattr(import_module(room), "__all__", ())
+        and getattr(import_module(room), alias.name, None) is getattr(import_module(str(node.module)), alias.name)
+    ]
+    assert around == []
+
+
 FACES = [path.parent for path in MODULES if path.name == "__init__.py" and "face(" in path.read_text()]
 
 

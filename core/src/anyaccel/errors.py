@@ -44,8 +44,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
-    from anyaccel.model import Problem
-    from anyaccel.model.verdict import Verdict
+    from anyaccel.model import Problem, Verdict
 
 
 class AnyaccelError(Exception):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Term,
         VisiblePart,
     )
-    from anyaccel.probe.context import ProbeContext
+    from anyaccel.probe import ProbeContext
 
 hookspec = pluggy.HookspecMarker("anyaccel")
 hookimpl = pluggy.HookimplMarker("anyaccel")

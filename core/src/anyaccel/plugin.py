@@ -53,7 +53,7 @@ from anyaccel.model import (
     VisiblePart,
     replace,
 )
-from anyaccel.probe.context import CommandResult, DeviceNode, PciFunction, ProbeContext
+from anyaccel.probe import CommandResult, DeviceNode, PciFunction, ProbeContext
 
 __all__ = [
     "AGREEMENT",

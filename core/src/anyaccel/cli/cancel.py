@@ -14,7 +14,7 @@ from anyaccel.cli.commands import extensions
 from anyaccel.cli.options import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
-from anyaccel.linux.teardown import GRACE_SECONDS
+from anyaccel.linux import GRACE_SECONDS
 from anyaccel.text import listed
 
 EXAMPLES = (

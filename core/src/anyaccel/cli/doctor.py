@@ -17,12 +17,9 @@ from anyaccel.cli.sample import machine_notes
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.inventory.diagnose import ORDER, diagnose
-from anyaccel.launcher.launch import prepare
-from anyaccel.launcher.verdicts import leases, why
-from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord, journal
-from anyaccel.ledger.diagnosis import diagnose as diagnose_ledger
-from anyaccel.ledger.machine_policy import unknown_names
-from anyaccel.ledger.record import BLOCKED
+from anyaccel.launcher import leases, prepare, why
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, TicketRecord, journal, unknown_names
+from anyaccel.ledger import diagnose as diagnose_ledger
 from anyaccel.linux import cgroup
 from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity

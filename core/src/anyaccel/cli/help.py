@@ -9,7 +9,7 @@ from anyaccel.cli import output
 from anyaccel.cli.arguments import fill, name_columns
 from anyaccel.cli.commands import groups, module_of
 from anyaccel.cli.parser import parse
-from anyaccel.scheduler.filters import FILTERS
+from anyaccel.scheduler import FILTERS
 
 EXAMPLES = (("anyaccel help", "all commands"), ("anyaccel help run", "one of them"))
 EXIT_STATUSES = (

@@ -13,8 +13,8 @@ from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, describe_devices, start_options
 from anyaccel.cli.parser import report_errors
 from anyaccel.errors import UsageError
-from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
-from anyaccel.launcher.start import start_detached
+from anyaccel.inventory import ALLOCATION_VARIABLE, LEASE_VARIABLE
+from anyaccel.launcher import start_detached
 from anyaccel.linux import process
 from anyaccel.shell import exports, shell_quote
 from anyaccel.text import span
@@ -22,7 +22,7 @@ from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.hold import DeviceLease
+    from anyaccel.launcher import DeviceLease
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
 _PROGRAM = "sleep"

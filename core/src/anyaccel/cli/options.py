@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from anyaccel.launcher.launch import AcquireOptions, StartOptions
-    from anyaccel.launcher.time_limit import TimeLimit
+    from anyaccel.launcher import AcquireOptions, StartOptions, TimeLimit
     from anyaccel.model import Request
 
     Options = argparse.ArgumentParser | argparse._ArgumentGroup  # noqa: SLF001 - argparse has no public name for it

@@ -10,8 +10,7 @@ from anyaccel.cli.output import take_fields
 from anyaccel.cli.table import print_table
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem, VendorReport
-from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.process import find_process, known
+from anyaccel.vendors import Source, find_process, installed, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import name_devices, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.table import Column, print_table
-from anyaccel.ledger import Ledger
-from anyaccel.ledger.entries import vendor_and_id, without_scope
-from anyaccel.ledger.record import BLOCKED
+from anyaccel.ledger import BLOCKED, Ledger, vendor_and_id, without_scope
 from anyaccel.text import clock, elapsed
 
 TYPE_CHECKING = False

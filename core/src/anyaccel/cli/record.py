@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.inventory.record import record, verify
+from anyaccel.inventory import verify
+from anyaccel.inventory.record import record
 
 KIB = 1 << 10
 

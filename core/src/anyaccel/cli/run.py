@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyaccel.launcher.launch import StartOptions
+    from anyaccel.launcher import StartOptions
 
 
 EXAMPLES = (

@@ -10,7 +10,7 @@ from functools import cached_property
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.errors import LedgerError
-from anyaccel.inventory.current import LEASE_VARIABLE
+from anyaccel.inventory import LEASE_VARIABLE
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,

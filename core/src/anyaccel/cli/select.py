@@ -13,7 +13,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.errors import NeverFitsError
-from anyaccel.launcher.verdicts import apply_limits, find_limits
+from anyaccel.launcher import apply_limits, find_limits
 from anyaccel.model import format_units
 
 EXAMPLES = (

@@ -6,8 +6,7 @@ import time
 
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
-from anyaccel.model import Value, replace
-from anyaccel.model.labels import write_labels
+from anyaccel.model import Value, replace, write_labels
 from anyaccel.text import cells, clock, elapsed, gibibytes, printable, suggest
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.errors import NeverFitsError, NotFreeError, RequestError, UnknownNameError
-from anyaccel.launcher.verdicts import estimate_start
+from anyaccel.launcher import estimate_start
 from anyaccel.text import clock
 
 _TICKET = re.compile("[0-9a-f]{12}")

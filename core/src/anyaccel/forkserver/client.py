@@ -13,7 +13,7 @@ from _thread import RLock, allocate_lock
 from itertools import count
 
 from anyaccel.forkserver.start import PACKET_LIMIT, start_server
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux import renew_in_child, tidy_in_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

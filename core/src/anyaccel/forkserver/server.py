@@ -31,19 +31,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from anyaccel.forkserver.start import CONTROL, PACKET_LIMIT
-from anyaccel.linux.descriptors import list_descriptors, touched_devices
-from anyaccel.linux.process import (
+from anyaccel.linux import (
+    Teardown,
     adopt_orphans,
     children,
     die_with_parent,
+    find_tree,
+    list_descriptors,
     set_name,
+    signal,
     start_time,
-    state,
-    threads,
+    touched_devices,
     waits_in,
 )
-from anyaccel.linux.system import signal
-from anyaccel.linux.teardown import Teardown, find_tree
+from anyaccel.linux.process import state, threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.inventory.answers": ("VendorNames", "interpret"),
-        "anyaccel.inventory.contested": ("contest",),
-        "anyaccel.inventory.current": ("ALLOCATION_VARIABLE",),
+        "anyaccel.inventory.contested": ("contest", "families", "places"),
+        "anyaccel.inventory.current": ("ALLOCATION_VARIABLE", "LEASE_VARIABLE"),
         "anyaccel.inventory.declared": ("find_named",),
-        "anyaccel.inventory.record": ("EXPECTED", "expect", "write_json"),
+        "anyaccel.inventory.observe": ("stats",),
+        "anyaccel.inventory.record": ("EXPECTED", "expect", "verify", "write_json"),
     },
 )

@@ -17,17 +17,24 @@ from anyaccel.model import (
     PluginInfo,
     VendorReport,
     VendorState,
+    fields,
+    hints,
     replace,
     slots_by_id,
 )
-from anyaccel.model.value import fields, hints
-from anyaccel.probe.machine import Machine, Simulated
+from anyaccel.probe import Machine, Simulated
 from anyaccel.text import shown
-from anyaccel.vendors import contract
-from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.guarded import Outcome
-from anyaccel.vendors.presence import Presence
-from anyaccel.vendors.process import Answers, check_answer, problem_in, qualified, read_answer
+from anyaccel.vendors import (
+    Answers,
+    Outcome,
+    Presence,
+    Source,
+    check_answer,
+    contract,
+    problem_in,
+    qualified,
+    read_answer,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

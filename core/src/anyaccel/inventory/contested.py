@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from anyaccel.model import PCI_ADDRESS, Device, Health, replace
-from anyaccel.vendors.discovery import DENY_VARIABLE
+from anyaccel.vendors import DENY_VARIABLE
 
 SYSFS = "/sys"
 PCI_FUNCTIONS = f"{SYSFS}/bus/pci/devices"

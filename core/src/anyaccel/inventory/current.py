@@ -6,10 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import LedgerError, UsageError
-from anyaccel.model import Allocation, Device, Share, replace
-from anyaccel.model.value import decode
-from anyaccel.probe import HOST, MACHINE_VARIABLE
-from anyaccel.probe.machine import Machine
+from anyaccel.model import Allocation, Device, Share, decode, replace
+from anyaccel.probe import HOST, MACHINE_VARIABLE, Machine
 
 ALLOCATION_VARIABLE = "ANYACCEL_ALLOCATION"
 LEASE_VARIABLE = "ANYACCEL_LEASE"

@@ -9,9 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Fractional, Inventory, replace
-from anyaccel.model.device import read_row
-from anyaccel.model.labels import MOST_LABELS, read_labels
+from anyaccel.model import MOST_LABELS, Device, Fractional, Inventory, read_labels, read_row, replace
 from anyaccel.text import shown
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from anyaccel.durations import Duration
     from anyaccel.model import Inventory
-    from anyaccel.probe.machine import Machine
+    from anyaccel.probe import Machine
 
 
 def detect(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.inventory.detect import detect
 from anyaccel.inventory.observe import stats
-from anyaccel.linux.users import group_name
+from anyaccel.linux import group_name
 from anyaccel.model import (
     Device,
     Finding,
@@ -19,12 +19,9 @@ from anyaccel.model import (
     VendorReport,
     VendorState,
 )
-from anyaccel.probe import HOST
-from anyaccel.probe.context import Facts
-from anyaccel.probe.machine import Machine, parse_machine
+from anyaccel.probe import HOST, Facts, Machine, parse_machine
 from anyaccel.text import listed
-from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.process import ask_hook
+from anyaccel.vendors import DEADLINE_SECONDS, ask_hook
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may use without a process."""

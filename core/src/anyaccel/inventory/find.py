@@ -11,11 +11,19 @@ from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, VendorReport, VendorState, replace
-from anyaccel.probe import HOST
-from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.vendors import begin, do_meanwhile
-from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed
-from anyaccel.vendors.presence import Presence, read_presences, select_makers, select_present
+from anyaccel.probe import HOST, Machine, parse_machine
+from anyaccel.vendors import (
+    ALLOW_VARIABLE,
+    DENY_VARIABLE,
+    Presence,
+    Source,
+    begin,
+    do_meanwhile,
+    installed,
+    read_presences,
+    select_makers,
+    select_present,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

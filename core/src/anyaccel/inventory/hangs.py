@@ -14,13 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from anyaccel.configuration import user_directory
-from anyaccel.model import Problem, ProblemKind, Value, encode, replace
-from anyaccel.model.value import decode
-from anyaccel.vendors.discovery import DENY_VARIABLE, Source, make_problem
+from anyaccel.model import Problem, ProblemKind, Value, decode, encode, replace
+from anyaccel.vendors import DENY_VARIABLE, Source, make_problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.vendors.guarded import Outcome  # 'anyaccel' alone calls no vendor process through it
+    from anyaccel.vendors import Outcome  # 'anyaccel' alone calls no vendor process through it
 
 MEMORY_SECONDS = 60.0
 """How long a hang counts."""

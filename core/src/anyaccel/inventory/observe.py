@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import PluginError
 from anyaccel.model import Inventory, Problem, Stats
-from anyaccel.probe.machine import parse_machine
+from anyaccel.probe import parse_machine
 from anyaccel.vendors import DEADLINE_SECONDS
 
 

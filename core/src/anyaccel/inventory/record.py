@@ -24,15 +24,11 @@ from pathlib import Path
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.answers import interpret
 from anyaccel.model import Detected, Device, Problem, Value, VendorState, encode, replace
-from anyaccel.probe import HOST
-from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.probe.recording import FILE_NAME, merge, read_json
-from anyaccel.probe.sanitize import PrivateNames, replace_in, sanitize
+from anyaccel.probe import FILE_NAME, HOST, Machine, PrivateNames, parse_machine, read_json, replace_in
+from anyaccel.probe.recording import merge
+from anyaccel.probe.sanitize import sanitize
 from anyaccel.text import shown
-from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.contract import RECORDED
-from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE
-from anyaccel.vendors.process import Answers, ask, problem_in
+from anyaccel.vendors import ALLOW_VARIABLE, DEADLINE_SECONDS, DENY_VARIABLE, RECORDED, Answers, ask, problem_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

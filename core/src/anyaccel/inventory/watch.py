@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from anyaccel.probe.machine import Machine
+    from anyaccel.probe import Machine
 
 EVERY_SECONDS = 10.0
 """Seconds between two detections."""

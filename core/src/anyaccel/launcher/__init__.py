@@ -6,15 +6,24 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.launcher.containers": ("container", "merge_edits"),
-        "anyaccel.launcher.environment": (
-            "DEVICES_VARIABLE",
-            "worker_environment",
-        ),
+        "anyaccel.launcher.environment": ("DEVICES_VARIABLE", "WorkerEnvironment", "worker_environment"),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "take_async"),
-        "anyaccel.launcher.launch": ("AcquireOptions", "Launch"),
+        "anyaccel.launcher.inside": ("ProcessSetup",),
+        "anyaccel.launcher.launch": (
+            "AcquireOptions",
+            "Launch",
+            "StartOptions",
+            "check_options",
+            "check_start",
+            "plan_launch",
+            "prepare",
+            "remove_group",
+        ),
         "anyaccel.launcher.monitor": ("end_in_time",),
+        "anyaccel.launcher.open_lease": ("OpenLease", "UsageMeter", "has_hook", "plan_handover"),
         "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
         "anyaccel.launcher.schedulers": ("count_capacity",),
+        "anyaccel.launcher.scope": ("LedgerRequest", "Scope"),
         "anyaccel.launcher.start": (
             "JOB_NAME",
             "become",
@@ -24,8 +33,9 @@ __all__, __getattr__, __dir__ = face(
             "reap_helpers",
             "start_detached",
         ),
-        "anyaccel.launcher.scope": ("Scope",),
+        "anyaccel.launcher.time_limit": ("EarlySignal", "TimeLimit"),
         "anyaccel.launcher.use": ("get_process_lease", "refuse_if_loaded"),
+        "anyaccel.launcher.verdicts": ("apply_limits", "estimate_start", "find_limits", "leases", "why"),
     },
 )
 __all__ += ["time_limit"]

@@ -10,9 +10,8 @@ from anyaccel.launcher.hold import DeviceLease, LeaseRequest, find_machine
 from anyaccel.launcher.launch import AcquireOptions, check_options
 from anyaccel.launcher.open_lease import Handover, plan_handover
 from anyaccel.launcher.verdicts import leases
-from anyaccel.ledger import LeaseRecord, Ledger
-from anyaccel.ledger.entries import Tenure, make_tenure
-from anyaccel.linux.groups import group_inode
+from anyaccel.ledger import LeaseRecord, Ledger, Tenure, make_tenure
+from anyaccel.linux import group_inode
 from anyaccel.model import Device, Inventory, Request, Share, replace
 from anyaccel.scheduler import share
 

@@ -15,9 +15,8 @@ from anyaccel.launcher.hold import DeviceLease, take
 from anyaccel.launcher.launch import RunOptions, TakeOptions, check_options
 from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, describe_timeout, print_line
+from anyaccel.linux import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree, process
 from anyaccel.linux import mark as marks
-from anyaccel.linux import process
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

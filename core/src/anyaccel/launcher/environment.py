@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from anyaccel.errors import EnvConflictError, PluginError
-from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
+from anyaccel.inventory import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -22,20 +22,20 @@ from anyaccel.model import (
     Value,
     VendorReport,
     VendorState,
+    encode,
     field,
     replace,
 )
-from anyaccel.model.value import encode
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.text import printable
-from anyaccel.vendors.discovery import DENY_VARIABLE
+from anyaccel.vendors import DENY_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from anyaccel.linux.cgroup import WorkerGroup
-    from anyaccel.vendors.process import VendorProcess
+    from anyaccel.linux import WorkerGroup
+    from anyaccel.vendors import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 Bind = bool | None

@@ -24,10 +24,19 @@ from anyaccel.launcher.open_lease import OpenLease, list_own_leases, plan_handov
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Acquisition, Lease, LeaseRecord, Ledger, find
 from anyaccel.linux import mark as marks
-from anyaccel.model import NOTHING, Allocation, Device, Extent, Inventory, Request, Stats, replace
-from anyaccel.model.device import format_memory_beside, share_table
-from anyaccel.scheduler import ReasonCode, Scheduler, Verdict, parse_request
-from anyaccel.scheduler.filters import asked_memory
+from anyaccel.model import (
+    NOTHING,
+    Allocation,
+    Device,
+    Extent,
+    Inventory,
+    Request,
+    Stats,
+    format_memory_beside,
+    replace,
+    share_table,
+)
+from anyaccel.scheduler import ReasonCode, Scheduler, Verdict, asked_memory, parse_request
 from anyaccel.text import printable
 from anyaccel.vendors import KnownNames, validate
 

@@ -22,8 +22,7 @@ from anyaccel.launcher.environment import (
     worker_environment,
 )
 from anyaccel.launcher.inside import ProcessSetup
-from anyaccel.linux.mark import Mark
-from anyaccel.linux.system import signal
+from anyaccel.linux import Mark, signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import Scheduler, parse_request
 from anyaccel.text import shown, size, suggest
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from anyaccel.launcher.environment import Bind
     from anyaccel.launcher.sandbox import Enforce, Sandbox
     from anyaccel.ledger import OnWait
-    from anyaccel.linux.cgroup import UnavailableError, WorkerGroup
-    from anyaccel.probe.machine import Machine
+    from anyaccel.linux import UnavailableError, WorkerGroup
+    from anyaccel.probe import Machine
 
     Stream = int | IO[Any] | None
 

@@ -34,15 +34,9 @@ from anyaccel.launcher.open_lease import UsageMeter, is_journal_kept, is_journal
 from anyaccel.launcher.start import fork_child, start_detached, start_helper
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, describe_timeout, print_line
 from anyaccel.ledger import Ledger
-from anyaccel.linux import process
-from anyaccel.linux.descriptors import list_descriptors
-from anyaccel.linux.mark import Mark
-from anyaccel.linux.system import signal
-from anyaccel.linux.teardown import GRACE_SECONDS
-from anyaccel.model import Inventory, Share, Stats, replace
-from anyaccel.model.value import decode, encode
-from anyaccel.probe import HOST
-from anyaccel.probe.machine import SIMULATION
+from anyaccel.linux import GRACE_SECONDS, Mark, list_descriptors, process, signal
+from anyaccel.model import Inventory, Share, Stats, decode, encode, replace
+from anyaccel.probe import HOST, SIMULATION
 
 NAME = "anyaccel-mon"
 """Process name of the monitor."""

@@ -18,15 +18,14 @@ from functools import cache
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, PluginError
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import BLOCKED, Ledger
-from anyaccel.ledger.directory import is_named
-from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, count_half_life, write
+from anyaccel.ledger import BLOCKED, IDLE_BELOW, JournalEntry, Ledger, Used, count_half_life, is_named
+from anyaccel.ledger.journal import write
 from anyaccel.linux import mark as marks
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Device, Inventory, Stats, replace
 from anyaccel.probe import HOST
 from anyaccel.text import printable
-from anyaccel.vendors.process import hand_over, vendor_process
+from anyaccel.vendors import hand_over, vendor_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,9 +17,7 @@ from typing import Literal
 
 from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import EnforcementError, PluginError
-from anyaccel.linux import landlock
-from anyaccel.linux.descriptors import list_descriptors
-from anyaccel.linux.landlock import Node, node_of
+from anyaccel.linux import Node, landlock, list_descriptors, node_of
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorReport, VendorState, replace
 
 Enforce = bool | Literal["try"]

@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import TypeVar
-from anyaccel.inventory.contested import families, places
-from anyaccel.inventory.current import LEASE_VARIABLE, current
-from anyaccel.ledger import LeaseRecord, Want
-from anyaccel.ledger.entries import device_name, vendor_and_id
-from anyaccel.ledger.lease import DeviceLock
+from anyaccel.inventory import LEASE_VARIABLE, families, places
+from anyaccel.inventory.current import current
+from anyaccel.ledger import DeviceLock, LeaseRecord, Want, device_name, vendor_and_id
 from anyaccel.model import (
     DIVIDED,
     NOTHING,

@@ -15,12 +15,10 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits
 from anyaccel.ledger import LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
-from anyaccel.linux.fork import renew_in_child
+from anyaccel.linux import renew_in_child
 from anyaccel.model import NOTHING, Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
-from anyaccel.scheduler import Scheduler, Ticket, Verdict
-from anyaccel.scheduler.books import Books, RequestPlan
-from anyaccel.scheduler.ticket import notify
+from anyaccel.scheduler import Books, RequestPlan, Scheduler, Ticket, Verdict, notify
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from anyaccel.launcher.launch import AcquireOptions
     from anyaccel.ledger import Lease
     from anyaccel.model import Request
-    from anyaccel.scheduler.books import HeldAllocation
+    from anyaccel.scheduler import HeldAllocation
 
 _LAST = 1 << 62
 

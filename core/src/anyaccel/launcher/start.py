@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from anyaccel.errors import AnyaccelError, CommandNotFoundError, CommandNotRunnableError
-from anyaccel.linux import process
-from anyaccel.linux.mark import Mark, limit
-from anyaccel.linux.system import signal
+from anyaccel.linux import Mark, process, signal
+from anyaccel.linux.mark import limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn
 
-    from anyaccel.linux.cgroup import WorkerGroup
+    from anyaccel.linux import WorkerGroup
 
 JOB_NAME = "anyaccel-job"
 """Process name of the supervisor of a detached command; the command is its only child."""

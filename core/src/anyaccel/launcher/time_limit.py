@@ -12,10 +12,7 @@ import select
 from collections.abc import Callable
 
 from anyaccel.errors import UsageError
-from anyaccel.linux import process
-from anyaccel.linux.mark import Mark
-from anyaccel.linux.system import signal
-from anyaccel.linux.teardown import GRACE_SECONDS, find_carriers
+from anyaccel.linux import GRACE_SECONDS, Mark, find_carriers, process, signal
 from anyaccel.model import Value
 from anyaccel.text import duration, shown, span
 

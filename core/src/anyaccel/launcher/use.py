@@ -10,9 +10,8 @@ from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import bind_thread
 from anyaccel.launcher.launch import AcquireOptions, check_options
+from anyaccel.linux import list_mapped, tidy_in_child
 from anyaccel.linux import mark as marks
-from anyaccel.linux.descriptors import list_mapped
-from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
 

@@ -13,8 +13,7 @@ from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
-from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger
-from anyaccel.ledger.record import describe_ahead, describe_block, describe_obstacles
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, describe_ahead, describe_block, describe_obstacles
 from anyaccel.model import (
     ANY_SLOTS,
     DIVIDED,

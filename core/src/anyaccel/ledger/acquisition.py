@@ -32,11 +32,9 @@ from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, d
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
+from anyaccel.linux import FileEvents, process
 from anyaccel.linux import mark as marks
-from anyaccel.linux import process
-from anyaccel.linux.inotify import FileEvents
-from anyaccel.model import replace
-from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
+from anyaccel.model import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]

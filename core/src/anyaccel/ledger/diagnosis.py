@@ -18,7 +18,7 @@ from anyaccel.ledger.directory import (
 from anyaccel.ledger.entries import list_names, without_scope
 from anyaccel.ledger.handovers import list_unfinished
 from anyaccel.linux import mark as marks
-from anyaccel.linux.users import user_name
+from anyaccel.linux import user_name
 from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16

@@ -24,10 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger.entries import boot, hidden_name
-from anyaccel.linux import process
-from anyaccel.linux.descriptors import lock_owner
-from anyaccel.linux.fork import tidy_in_child
-from anyaccel.linux.process import UNSEEN
+from anyaccel.linux import UNSEEN, lock_owner, process, tidy_in_child
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"

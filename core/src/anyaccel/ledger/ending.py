@@ -20,10 +20,17 @@ from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.entries import LeaseName, Tenure
 from anyaccel.ledger.lease import LockedFile
 from anyaccel.ledger.record import read_locks
-from anyaccel.linux import process, system
-from anyaccel.linux.descriptors import has_lock, open_files
-from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
-from anyaccel.linux.users import user_name
+from anyaccel.linux import (
+    KILL_SECONDS,
+    Teardown,
+    Visit,
+    find_carriers,
+    has_lock,
+    open_files,
+    process,
+    system,
+    user_name,
+)
 from anyaccel.text import clean
 
 _LOOK_AGAIN = 0.05  # the carriers of a mark cannot be watched, only searched

@@ -47,13 +47,11 @@ from types import MappingProxyType
 
 from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
+from anyaccel.linux import UNSEEN, is_populated, process
 from anyaccel.linux import mark as marks
-from anyaccel.linux import process
-from anyaccel.linux.groups import is_populated
-from anyaccel.linux.process import UNSEEN, me
-from anyaccel.model import Value, replace
+from anyaccel.linux.process import me
+from anyaccel.model import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent, Value, replace
 from anyaccel.model import decode as decode_value
-from anyaccel.model.device import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent
 from anyaccel.text import clean, elapsed
 
 TYPE_CHECKING = False

@@ -25,10 +25,8 @@ from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.entries import read_number, read_object, read_value
-from anyaccel.linux import process
-from anyaccel.linux.users import user_name
-from anyaccel.model import Value, replace
-from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.linux import process, user_name
+from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.policy import Usage
 from anyaccel.text import LONGEST_TEXT, clean
 

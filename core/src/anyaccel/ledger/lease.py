@@ -22,11 +22,8 @@ from anyaccel.errors import LedgerError
 from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.entries import BODY_LIMIT, ENDLESS, Period, Tenure
-from anyaccel.linux import process
-from anyaccel.linux.descriptors import lock_owner
-from anyaccel.linux.mark import Mark
-from anyaccel.model import Value, field
-from anyaccel.model.device import UNITS_PER_DEVICE, Extent
+from anyaccel.linux import Mark, lock_owner, process
+from anyaccel.model import UNITS_PER_DEVICE, Extent, Value, field
 from anyaccel.policy import Need
 from anyaccel.text import clean
 

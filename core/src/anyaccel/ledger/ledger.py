@@ -15,9 +15,8 @@ from anyaccel.ledger.entries import LeaseName, Listing, find_active, list_names,
 from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
 from anyaccel.linux import mark as marks
-from anyaccel.linux import process
-from anyaccel.linux.descriptors import open_files
-from anyaccel.model.device import Extent
+from anyaccel.linux import open_files, process
+from anyaccel.model import Extent
 from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False

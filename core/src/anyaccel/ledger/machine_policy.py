@@ -24,11 +24,8 @@ from anyaccel.errors import ConfigurationError, LeasePermissionError, LedgerErro
 from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory
 from anyaccel.ledger.entries import hash_device, read_object, read_value
 from anyaccel.ledger.record import LeaseRecord, since_boot
-from anyaccel.linux import process
-from anyaccel.linux.files import write_whole
-from anyaccel.linux.users import find_group, find_groups, find_user, group_name, user_name
-from anyaccel.model import Value, replace
-from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.linux import find_group, find_groups, find_user, group_name, process, user_name, write_whole
+from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.policy import FOREVER, NO_LIMITS, PLAIN, Block, Limits, Policy
 from anyaccel.text import clean
 

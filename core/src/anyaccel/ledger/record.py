@@ -11,12 +11,10 @@ from functools import lru_cache
 
 from anyaccel.ledger import entries
 from anyaccel.ledger.entries import LeaseName, LeaseState, Life, Listing
-from anyaccel.linux import process
-from anyaccel.linux.process import pid_namespace
-from anyaccel.linux.users import user_name
-from anyaccel.model import Value
-from anyaccel.model.device import (
+from anyaccel.linux import pid_namespace, process, user_name
+from anyaccel.model import (
     UNITS_PER_DEVICE,
+    Value,
     find_memory,
     format_memory,
     format_share,

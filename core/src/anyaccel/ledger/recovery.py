@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from anyaccel._typing import NamedTuple
 from anyaccel.ledger.entries import HANDOVER, LeaseName, find_active, list_names, parse_lease, stat_of
-from anyaccel.linux import process
-from anyaccel.linux.descriptors import has_lock, list_descriptors
+from anyaccel.linux import has_lock, list_descriptors, process
 
 _DELETED = " (deleted)"  # appended by /proc/PID/fd to the path of a file without a name
 

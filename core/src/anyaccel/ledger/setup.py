@@ -12,7 +12,7 @@ from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.ledger.directory import MACHINE_WIDE, MODE_SHARED
 from anyaccel.ledger.journal import MACHINE_DIRECTORY
 from anyaccel.ledger.ledger import Ledger
-from anyaccel.linux.files import write_whole
+from anyaccel.linux import write_whole
 from anyaccel.model import Value
 
 TMPFILES = "/etc/tmpfiles.d/anyaccel.conf"

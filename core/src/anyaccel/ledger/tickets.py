@@ -24,8 +24,7 @@ from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.entries import Listing, TicketName
 from anyaccel.ledger.lease import LockedFile, Want
 from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with_past
-from anyaccel.linux import process
-from anyaccel.linux.fork import tidy_in_child
+from anyaccel.linux import process, tidy_in_child
 from anyaccel.model import Value
 from anyaccel.policy import Holding, Need, Policy, Waiting, sum_usage
 

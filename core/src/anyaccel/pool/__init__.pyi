@@ -1,10 +1,14 @@
 from anyaccel.pool.actor import Actor as Actor
+from anyaccel.pool.actor import ActorGroup as ActorGroup
 from anyaccel.pool.actor import Actors as Actors
+from anyaccel.pool.actor import ActorState as ActorState
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import Call as Call
 from anyaccel.pool.call import GangFuture as GangFuture
 from anyaccel.pool.call import Options as Options
 from anyaccel.pool.call import make_ranked_call as make_ranked_call
+from anyaccel.pool.call import read_exception as read_exception
+from anyaccel.pool.call import set_outcome as set_outcome
 from anyaccel.pool.devices import CPU as CPU
 from anyaccel.pool.dispatcher import PROCESSORS as PROCESSORS
 from anyaccel.pool.dispatcher import Broker as Broker
@@ -13,7 +17,11 @@ from anyaccel.pool.dispatcher import broker_of as broker_of
 from anyaccel.pool.engine import Engine as Engine
 from anyaccel.pool.engine import PoolSettings as PoolSettings
 from anyaccel.pool.engine import find_engine as find_engine
+from anyaccel.pool.messages import Message as Message
+from anyaccel.pool.messages import MessageKind as MessageKind
 from anyaccel.pool.messages import Pickled as Pickled
 from anyaccel.pool.messages import dumps as dumps
+from anyaccel.pool.messages import dumps_error as dumps_error
+from anyaccel.pool.messages import dumps_whole as dumps_whole
 from anyaccel.pool.messages import loads as loads
 from anyaccel.pool.pool import Pool as Pool

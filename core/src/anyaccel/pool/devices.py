@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
-from anyaccel.inventory.observe import stats
-from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
-from anyaccel.launcher.scope import LedgerRequest
+from anyaccel.inventory import stats
+from anyaccel.launcher import LedgerRequest, OpenLease, UsageMeter, has_hook
 from anyaccel.linux import mark as marks
-from anyaccel.linux.fork import tidy_in_child
+from anyaccel.linux import tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, Request, Share, Stats, replace
 from anyaccel.pool.reactor import reactor
-from anyaccel.probe.machine import parse_machine
+from anyaccel.probe import parse_machine
 from anyaccel.scheduler import Choice, Scheduler
 from anyaccel.vendors import KnownNames, validate
 

@@ -32,18 +32,12 @@ from anyaccel.errors import (
     WorkerStartError,
 )
 from anyaccel.forkserver.client import Gone
-from anyaccel.inventory.current import LEASE_VARIABLE
+from anyaccel.inventory import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.launch import check_start, remove_group
-from anyaccel.launcher.open_lease import plan_handover
-from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.use import get_process_lease
-from anyaccel.launcher.verdicts import why
-from anyaccel.ledger import Acquisition, Ledger
-from anyaccel.ledger.acquisition import IMPATIENT_SECONDS
+from anyaccel.launcher import Scope, check_start, get_process_lease, plan_handover, remove_group, why
+from anyaccel.ledger import IMPATIENT_SECONDS, Acquisition, Ledger
+from anyaccel.linux import describe_end, renew_in_child, tidy_in_child
 from anyaccel.linux import mark as marks
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
-from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, GangFuture, Options, UnreadableError, read_exception, run_alone, set_outcome
@@ -60,11 +54,11 @@ from anyaccel.pool.devices import (
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import NO_TIMER, reactor
-from anyaccel.probe.machine import Machine, parse_machine
+from anyaccel.probe import Machine, parse_machine
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.time_limit import EarlySignal
-    from anyaccel.linux.cgroup import WorkerGroup
+    from anyaccel.launcher import EarlySignal
+    from anyaccel.linux import WorkerGroup
     from anyaccel.pool.actor import ActorState
     from anyaccel.scheduler import Verdict
 

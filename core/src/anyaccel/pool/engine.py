@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel import extras
 from anyaccel.errors import UsageError, WorkerStartError
-from anyaccel.launcher.launch import plan_launch
+from anyaccel.launcher import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, GangFuture, Options, get_call_name
 from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
@@ -24,13 +24,11 @@ from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.environment import WorkerEnvironment
-    from anyaccel.launcher.launch import StartOptions
-    from anyaccel.launcher.time_limit import EarlySignal
-    from anyaccel.linux.mark import Mark
+    from anyaccel.launcher import EarlySignal, StartOptions, WorkerEnvironment
+    from anyaccel.linux import Mark
     from anyaccel.pool.devices import WorkerLease
     from anyaccel.pool.spawning import WorkerServer
-    from anyaccel.probe.machine import Machine
+    from anyaccel.probe import Machine
 
 USUAL: StartOptions = {"cap": True, "bind": None}
 """Defaults of the options with which workers are started."""

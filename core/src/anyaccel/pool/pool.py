@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, T
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
-from anyaccel.launcher.launch import StartOptions, check_options
+from anyaccel.launcher import StartOptions, check_options
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
 from anyaccel.pool.call import AHEAD, CallFuture, GangFuture, Options, check_whole, get_call_name, is_whole
@@ -24,9 +24,9 @@ from anyaccel.scheduler import RequestLike, parse_request
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from anyaccel.launcher.time_limit import EarlySignal
+    from anyaccel.launcher import EarlySignal
     from anyaccel.pool.results import ProgressCallback
-    from anyaccel.probe.machine import Machine
+    from anyaccel.probe import Machine
 
 
 P = ParamSpec("P")

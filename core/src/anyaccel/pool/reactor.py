@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
-from anyaccel.linux.fork import hold_while_forking, renew_in_child, tidy_in_child
+from anyaccel.linux import hold_while_forking, renew_in_child, tidy_in_child
 
 Handler = Callable[[], object]
 

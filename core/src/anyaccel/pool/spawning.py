@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import WorkerStartError
 from anyaccel.forkserver import client
 from anyaccel.forkserver.client import Gone
-from anyaccel.linux.mark import Mark, carries
-from anyaccel.linux.process import describe_end
-from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
+from anyaccel.linux import Mark, Teardown, describe_end, describe_left, find_carriers
+from anyaccel.linux.mark import carries
 from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
 from anyaccel.pool.reactor import reactor
 

@@ -25,8 +25,8 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 from anyaccel.errors import WorkerError
-from anyaccel.launcher.inside import ProcessSetup
-from anyaccel.linux.process import set_name
+from anyaccel.launcher import ProcessSetup
+from anyaccel.linux import set_name
 from anyaccel.pool import messages
 from anyaccel.pool.messages import (
     ATOMS,

@@ -34,8 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import lru_cache
 
 from anyaccel.errors import CommandTimeoutError, MachineError, QueryError
-from anyaccel.model import Value, field
-from anyaccel.model.value import read
+from anyaccel.model import Value, field, read
 from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
 from anyaccel.probe.host import natural
 from anyaccel.text import shown

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from anyaccel.model.verdict import Verdict
+    from anyaccel.model import Verdict
     from anyaccel.scheduler.demand import Demand
     from anyaccel.scheduler.placement import Validate
 

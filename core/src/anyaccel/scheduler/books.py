@@ -17,10 +17,10 @@ from anyaccel.model import (
     Inventory,
     Request,
     Term,
+    bits,
     replace,
     slot_numbers,
 )
-from anyaccel.model.device import bits
 from anyaccel.policy import Holding
 from anyaccel.scheduler.placement import (
     Layout,

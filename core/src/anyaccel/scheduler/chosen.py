@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from anyaccel.errors import UsageError
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Request, Term, slot_mask
-from anyaccel.model.device import bits
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Request, Term, bits, slot_mask
 from anyaccel.scheduler.filters import BY_ID, FILTERS
 from anyaccel.scheduler.topology import Topology
 

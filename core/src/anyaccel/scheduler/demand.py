@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anyaccel.model import UNITS_PER_DEVICE, Term, Value
-from anyaccel.model.device import bits
+from anyaccel.model import UNITS_PER_DEVICE, Term, Value, bits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

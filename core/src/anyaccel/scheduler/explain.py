@@ -6,9 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from anyaccel.model import UNITS_PER_DEVICE, Request, Term, VendorState, format_units, replace
-from anyaccel.model.device import bits
-from anyaccel.model.verdict import Reason, ReasonCode, Verdict
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Reason,
+    ReasonCode,
+    Request,
+    Term,
+    VendorState,
+    Verdict,
+    bits,
+    format_units,
+    replace,
+)
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.filters import asked, rules
 from anyaccel.scheduler.placement import Layout, Occupancy, Resolved, Wanted, place, vetoed, want

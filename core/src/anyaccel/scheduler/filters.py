@@ -13,19 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import Generic, NamedTuple, TypeVar
 from anyaccel.model import (
+    MOST_LABELS,
     UNITS_PER_DEVICE,
     Device,
     Health,
     Inventory,
+    ReasonCode,
     Term,
     format_memory,
     format_memory_beside,
+    format_row,
     format_units,
+    read_label,
+    read_row,
     replace,
+    rows_of,
+    write_label,
+    write_labels,
 )
-from anyaccel.model.device import format_row, read_row, rows_of
-from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
-from anyaccel.model.verdict import ReasonCode
 from anyaccel.text import listed, shown, size
 
 TYPE_CHECKING = False

@@ -28,12 +28,13 @@ from anyaccel.model import (
     Share,
     Term,
     Value,
+    bits,
     parts_of,
     replace,
     slot_mask,
     slot_numbers,
+    union,
 )
-from anyaccel.model.device import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import asked, counted, rules
 from anyaccel.scheduler.topology import Topology, first

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     import logging
 
-    from anyaccel.model import Allocation, Request
-    from anyaccel.model.verdict import Verdict
+    from anyaccel.model import Allocation, Request, Verdict
     from anyaccel.policy import Waiting
     from anyaccel.scheduler.books import RequestPlan
 

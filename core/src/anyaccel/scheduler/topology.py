@@ -11,8 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, islice
 
-from anyaccel.model import Device, slot_mask
-from anyaccel.model.device import bits
+from anyaccel.model import Device, bits, slot_mask
 
 EXACT_UP_TO = 16
 """Number of candidates up to which the search for the best-connected set is exact; above it is greedy."""

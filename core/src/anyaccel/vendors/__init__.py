@@ -16,17 +16,33 @@ if TYPE_CHECKING:
     from anyaccel.vendors.contract import RECORDED as RECORDED
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
     from anyaccel.vendors.contract import VENDOR as VENDOR
+    from anyaccel.vendors.discovery import ALLOW_VARIABLE as ALLOW_VARIABLE
+    from anyaccel.vendors.discovery import DENY_VARIABLE as DENY_VARIABLE
     from anyaccel.vendors.discovery import GROUP as GROUP
     from anyaccel.vendors.discovery import Source as Source
     from anyaccel.vendors.discovery import installed as installed
+    from anyaccel.vendors.discovery import make_problem as make_problem
     from anyaccel.vendors.guarded import ANSWER_LIMIT as ANSWER_LIMIT
     from anyaccel.vendors.guarded import PRINTED_LIMIT as PRINTED_LIMIT
     from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
     from anyaccel.vendors.guarded import Outcome as Outcome
     from anyaccel.vendors.guarded import call_all as call_all
+    from anyaccel.vendors.presence import Presence as Presence
+    from anyaccel.vendors.presence import read_presences as read_presences
+    from anyaccel.vendors.presence import select_makers as select_makers
+    from anyaccel.vendors.presence import select_present as select_present
+    from anyaccel.vendors.process import Answers as Answers
     from anyaccel.vendors.process import KnownNames as KnownNames
+    from anyaccel.vendors.process import VendorProcess as VendorProcess
     from anyaccel.vendors.process import ask as ask
+    from anyaccel.vendors.process import ask_hook as ask_hook
+    from anyaccel.vendors.process import check_answer as check_answer
+    from anyaccel.vendors.process import find_process as find_process
+    from anyaccel.vendors.process import hand_over as hand_over
     from anyaccel.vendors.process import known as known
+    from anyaccel.vendors.process import problem_in as problem_in
+    from anyaccel.vendors.process import qualified as qualified
+    from anyaccel.vendors.process import read_answer as read_answer
     from anyaccel.vendors.process import validate as validate
     from anyaccel.vendors.process import vendor_process as vendor_process
     from anyaccel.vendors.tasks import VendorPlugin as VendorPlugin
@@ -35,9 +51,32 @@ else:
         __name__,
         {
             "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
-            "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
+            "anyaccel.vendors.discovery": (
+                "ALLOW_VARIABLE",
+                "DENY_VARIABLE",
+                "GROUP",
+                "Source",
+                "installed",
+                "make_problem",
+            ),
             "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "PRINTED_LIMIT", "GuardedProcess", "Outcome", "call_all"),
-            "anyaccel.vendors.process": ("KnownNames", "ask", "known", "validate", "vendor_process"),
+            "anyaccel.vendors.presence": ("Presence", "read_presences", "select_makers", "select_present"),
+            "anyaccel.vendors.process": (
+                "Answers",
+                "KnownNames",
+                "VendorProcess",
+                "ask",
+                "ask_hook",
+                "check_answer",
+                "find_process",
+                "hand_over",
+                "known",
+                "problem_in",
+                "qualified",
+                "read_answer",
+                "validate",
+                "vendor_process",
+            ),
             "anyaccel.vendors.tasks": ("VendorPlugin",),
         },
     )

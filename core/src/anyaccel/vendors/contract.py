@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 
 from anyaccel.model import (
+    MOST_SLOTS,
     PCI_ADDRESS,
+    UNITS_PER_DEVICE,
     ContainerEdits,
     Detected,
     Device,
@@ -25,10 +27,9 @@ from anyaccel.model import (
     Stats,
     Value,
     VisiblePart,
+    faults,
     parts_of,
 )
-from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
-from anyaccel.model.value import faults
 from anyaccel.text import shown
 
 TYPE_CHECKING = False

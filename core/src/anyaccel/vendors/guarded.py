@@ -20,7 +20,7 @@ from _weakrefset import WeakSet
 from collections.abc import Callable, Mapping
 
 from anyaccel.forkserver.client import ForkServer, Gone
-from anyaccel.linux.fork import tidy_in_child
+from anyaccel.linux import tidy_in_child
 from anyaccel.model import Value
 from anyaccel.vendors import IDLE_SECONDS, find_server, meanwhile
 

@@ -26,8 +26,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.model import PCI_DEVICES, Value
-from anyaccel.model.value import read
+from anyaccel.model import PCI_DEVICES, Value, read
 from anyaccel.vendors.discovery import Source
 
 TYPE_CHECKING = False

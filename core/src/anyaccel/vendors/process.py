@@ -13,7 +13,7 @@ from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import PluginError
-from anyaccel.linux.fork import renew_in_child
+from anyaccel.linux import renew_in_child
 from anyaccel.model import (
     ContainerEdits,
     Device,
@@ -26,10 +26,12 @@ from anyaccel.model import (
     Share,
     Term,
     Value,
+    decode,
+    encode,
+    read,
     replace,
 )
-from anyaccel.model.value import decode, encode, read
-from anyaccel.probe.machine import Machine
+from anyaccel.probe import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import Source, installed, make_problem
 from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all

@@ -37,12 +37,12 @@ from anyaccel.model import (
     Share,
     Term,
     VisiblePart,
+    decode,
+    encode,
+    hints,
     replace,
 )
-from anyaccel.model.value import decode, encode, hints
-from anyaccel.probe.context import ProbeContext
-from anyaccel.probe.machine import Machine
-from anyaccel.probe.recording import Recorder
+from anyaccel.probe import Machine, ProbeContext, Recorder
 from anyaccel.text import suggest
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, make_problem

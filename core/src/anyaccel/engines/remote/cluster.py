@@ -14,11 +14,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from anyaccel.errors import NeverFitsError, UnknownNameError
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
-from anyaccel.pool.call import GangFuture, Options, read_exception
-from anyaccel.pool.engine import PoolSettings
-from anyaccel.pool.messages import Message, Pickled, dumps_error
-from anyaccel.scheduler import Scheduler, Verdict
-from anyaccel.scheduler.placement import NameRegistry
+from anyaccel.pool import GangFuture, Message, Options, Pickled, PoolSettings, dumps_error, read_exception
+from anyaccel.scheduler import NameRegistry, Scheduler, Verdict
 from anyaccel.vendors import KnownNames, validate
 
 FRESH_SECONDS = 5.0

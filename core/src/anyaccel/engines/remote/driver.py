@@ -26,10 +26,20 @@ from anyaccel.engines.remote.cluster import (
 )
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
-from anyaccel.pool.actor import ActorState
-from anyaccel.pool.call import Call, GangFuture, Options, set_outcome
-from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loads
+from anyaccel.pool import (
+    ActorState,
+    Call,
+    Engine,
+    GangFuture,
+    MessageKind,
+    Options,
+    Pickled,
+    PoolSettings,
+    dumps,
+    dumps_whole,
+    loads,
+    set_outcome,
+)
 from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
 

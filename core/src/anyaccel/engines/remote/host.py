@@ -22,10 +22,19 @@ from typing import Protocol
 from anyaccel.engines.remote.cluster import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, replace
-from anyaccel.pool.actor import ActorGroup
-from anyaccel.pool.call import BrokenPoolError, Call, Options
-from anyaccel.pool.dispatcher import Broker, LocalEngine
-from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps_error, loads
+from anyaccel.pool import (
+    ActorGroup,
+    BrokenPoolError,
+    Broker,
+    Call,
+    LocalEngine,
+    Message,
+    MessageKind,
+    Options,
+    Pickled,
+    dumps_error,
+    loads,
+)
 from anyaccel.pool.reactor import reactor
 
 NOTICE_SECONDS = 0.1
