@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import anyaccel as aa
@@ -48,6 +49,24 @@ class OddError(Exception):
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
+
+
+class Answer:
+    pass
+
+
+def answer(_):
+    return Answer()
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_map_keeps_no_result_that_was_taken(pool, batch):
+    seen = []
+    for each in pool().map(answer, range(10), batch=batch):
+        seen.append(weakref.ref(each))
+        del each
+        gc.collect()
+        assert not any(reference() for reference in seen)
 
 
 def test_a_map_may_have_all_the_time_of_the_world(pool):

@@ -60,14 +60,17 @@ def test_trials_at_the_same_time_have_devices_of_their_own(tmp_path, monkeypatch
 
 
 def test_the_sampler_and_the_storage_of_the_study_decide(tmp_path):
-    url = f"sqlite:///{tmp_path}/study.db"
-    study = optuna.create_study(storage=url, study_name="one", sampler=optuna.samplers.GridSampler({"x": [-2, 1, 5]}))
+    storage, again = (optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/study.db") for _ in range(2))
+    sampler = optuna.samplers.GridSampler({"x": [-2, 1, 5]})
+    study = optuna.create_study(storage=storage, study_name="one", sampler=sampler)
     run(study, square, 3)
-    found = optuna.load_study(storage=url, study_name="one")
+    found = optuna.load_study(storage=again, study_name="one")
     assert [trial.state for trial in found.trials] == [TrialState.COMPLETE] * 3
     assert sorted(trial.params["x"] for trial in found.trials) == [-2, 1, 5]
     assert found.best_value == 1
     assert os.getpid() not in {trial.user_attrs["pid"] for trial in found.trials}
+    for each in (storage, again):
+        each.engine.dispose()  # since 3.13, a connection that is not closed warns
 
 
 def several(trial):

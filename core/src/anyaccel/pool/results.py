@@ -262,7 +262,8 @@ class Batches:
             self._parts.extendleft(reversed(batch))
             raise
         place = self._add_place()
-        self._vacant.append(place)
+        if not self._in_order:
+            self._vacant.append(place)
         self._calls[call] = len(batch), place
         return call
 
