@@ -295,7 +295,7 @@ def test_devices_in_use_without_a_lease(install, record, anyaccel, acme):
         ("APU:2", {"avoid_busy": True}, "acme/0 is used without a lease, by process 7"),
         ("APU:2,mem=10GiB", {}, "acme/0 has 4GiB free"),
     ):
-        with pytest.raises(aa.NotFreeError, match=f"^{re.escape(request)} is not free: {reason}.$") as refused:
+        with pytest.raises(aa.NotFreeError, match=f"^{re.escape(request)} is not free: {reason}\\.\n") as refused:
             aa.acquire(request, machine=machine, wait=0, **options)
         assert "a request that waits gets them in time" in refused.value.hint
 
