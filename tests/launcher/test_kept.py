@@ -222,13 +222,11 @@ class TestStart:
 
     def test_signals_are_as_they_would_be(self):
         """What Python ignores is not ignored in the command."""
-        code = "import re; print(re.search('SigIgn:\\t(.*)', open('/proc/self/status').read())[1])"
-        with_mark = self.start(["sh", "-c", "grep SigIgn /proc/self/status"])[1]
-        without = subprocess.run(
-            ["sh", "-c", "grep SigIgn /proc/self/status"], capture_output=True, text=True, check=True
-        )
-        assert code
-        assert with_mark == without.stdout
+        command = ["sh", "-c", "grep SigIgn /proc/self/status"]
+        without = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        # 32 and 33 are glibc's own signals, which its posix_spawn() ignores in the child, and vfork() does not.
+        with_mark, without = (int(told.split()[1], 16) & ~(0b11 << 31) for told in (self.start(command)[1], without))
+        assert with_mark == without
 
     def test_what_is_not_there(self, tmp_path):
         with pytest.raises(FileNotFoundError) as caught:
