@@ -299,11 +299,11 @@ FROM_MODULES = {
 def test_rooms_import_each_other_through_their_faces():
     """At the top of a module; a late import names the module, since it says what it waits for."""
     found: dict[str, set[str]] = {}
-    for path in MODULES:
-        for node in parsed(path).body:
-            if isinstance(node, ast.ImportFrom) and (of := re.fullmatch(r"anyaccel\.((\w+)\.\w+)", str(node.module))):
-                if of[2] != room_of(path):
-                    found.setdefault(of[1], set()).update(alias.name for alias in node.names)
+    for path, node in ((path, node) for path in MODULES for node in parsed(path).body):
+        if isinstance(node, ast.ImportFrom):
+            of = re.fullmatch(r"anyaccel\.((\w+)\.\w+)", str(node.module))
+            if of and of[2] != room_of(path):
+                found.setdefault(of[1], set()).update(alias.name for alias in node.names)
     assert found == FROM_MODULES
 
 
