@@ -299,7 +299,7 @@ FROM_MODULES = {
 def test_rooms_import_each_other_through_their_faces():
     """At the top of a module; a late import names the module, since it says what it waits for."""
     found: dict[str, set[str]] = {}
-    for path, node in ((path, node) for path in MODULES for node in parsed(path).body):
+    for path, node in ((each, node) for each in MODULES for node in parsed(each).body):
         if isinstance(node, ast.ImportFrom):
             of = re.fullmatch(r"anyaccel\.((\w+)\.\w+)", str(node.module))
             if of and of[2] != room_of(path):
