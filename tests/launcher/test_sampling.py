@@ -179,7 +179,8 @@ def test_a_lease_ends_in_time_while_a_vendor_hangs(vendor, machine, anyaccel):
         assert done.returncode == -15
         if vendor.asked:
             break
-    entry = until(lambda: [each for each in lines() if each["held"] >= seconds], "the journal")[-1]
+    # The limit runs from the lease's entry in the ledger, some milliseconds before the journal counts it as held.
+    entry = until(lambda: [each for each in lines() if each["held"] > seconds - 1], "the journal")[-1]
     assert entry["held"] < LIMIT_SECONDS
     until(lambda: all(process.gone(pid, 0) for pid in vendor.asked), "the end of who was asked")
 
