@@ -5,22 +5,16 @@ import json
 import os
 import socketserver
 import subprocess
-import sys
 import tempfile
 import threading
 
+from servers import Quiet
 
-class Daemon(socketserver.ThreadingUnixStreamServer):
-    """A server that has ended with all its threads when it is closed, and is silent where the client has left early.
 
-    It would tell so on the standard error of whatever test runs by then.
-    """
+class Daemon(Quiet, socketserver.ThreadingUnixStreamServer):
+    """A server that has ended with all its threads when it is closed."""
 
     daemon_threads = False
-
-    def handle_error(self, *request):
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(*request)
 
 
 def request(*flags):

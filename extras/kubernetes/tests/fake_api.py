@@ -5,28 +5,19 @@ import itertools
 import json
 import queue
 import ssl
-import sys
 import threading
 import urllib.parse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import published_schemas
 import slice_rules
 from jsonschema import ValidationError
+from servers import QuietHTTPServer
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/"
 FOREIGN = {"driver": "nic.example", "request": "n", "pool": "p", "device": "d"}
 """A device of another driver in each claim."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        """Say nothing of a client that has gone: by then, another test may be looking at standard error."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
 
 
 class FakeApi:
@@ -84,7 +75,7 @@ class FakeApi:
 
             do_GET = do_POST = do_PUT = do_DELETE = do  # noqa: N815
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = QuietHTTPServer(("127.0.0.1", 0), Handler)
         scheme = "http"
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

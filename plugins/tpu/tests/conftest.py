@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from anyaccel.probe.context import Json, ask
 from anyaccel.probe.host import HostFacts
 from anyaccel_testing import context, load_recording
 from anyaccel_tpu import metadata, plugin
+from servers import QuietHTTPServer
 from waiting import PATIENCE
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -167,9 +168,7 @@ class MetadataServer:
             def log_message(self, *args: object) -> None:
                 return
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.server.block_on_close = False
+        self.server = QuietHTTPServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self.server.server_port}"
 
 
