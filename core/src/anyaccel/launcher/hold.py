@@ -541,14 +541,16 @@ class LeaseRequest(LedgerRequest):
 
             observed, _ = stats(self.inventory, environ=self.environ)
             self._observed = monotonic(), observed
-        busy = {
-            device.id: use
-            for device in self.choice.candidates
+        in_use = [
+            (device, use)
+            for device in self.inventory.devices
             if device.id not in leased  # the holder's own use is no obstacle: the lease is
             and (use := self._describe_use(device, self._observed[1].get(device.id, Stats())))
-        }
-        self._in_use = list(busy.values())
-        return leased | {device.id: Extent(device.units) for device in self.choice.candidates if device.id in busy}
+        ]
+        # A device of which a candidate is a part is in the way, too.
+        concerned = {name for device in self.choice.candidates for name in (device.id, device.parent)}
+        self._in_use = [use for device, use in in_use if device.id in concerned]
+        return leased | {device.id: Extent(device.units) for device, _ in in_use}
 
     def _describe_use(self, device: Device, seen: Stats) -> str:
         """Return how a device is in use (with ``avoid_busy``), or its free memory if too little; empty if free."""
