@@ -58,6 +58,23 @@ def test_who_holds_a_part_keeps_the_device_from_others_and_the_other_way_round(c
     assert ids(scheduler.allocate("Whole:0.5")) == ["card-0"]
 
 
+def test_the_use_of_a_device_without_a_lease_is_use_of_its_parts(divided):
+    """The parts of a device in use are in use, too, and of these the reason names the device that is."""
+    hook = """
+from anyaccel.plugin import DeviceProcess, Stats
+
+@hookimpl
+def anyaccel_stats(devices, ctx):
+    return {"card-0": Stats(processes=(DeviceProcess(pid=7),))}
+"""
+    divided.write_text(DIVIDED + hook)
+    with aa.acquire("Half:1", wait=0) as half:
+        assert ids(half) == ["card-0-a"]
+    reason = "^Half:1 is not free: divided/0 is used without a lease, by process 7\\."
+    with pytest.raises(NotFreeError, match=reason):
+        aa.acquire("Half:1", wait=0, avoid_busy=True)
+
+
 def test_one_request_never_gets_a_device_and_its_part(cards):
     assert sorted(ids(cards(2).allocate("Whole:1 Half:2"))) == ["card-0", "card-1-a", "card-1-b"]
     assert ids(cards(1).allocate("CARD:2,mixed")) == ["card-0-a", "card-0-b"]
