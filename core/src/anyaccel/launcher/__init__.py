@@ -30,7 +30,6 @@ __all__, __getattr__, __dir__ = face(
             "check_program",
             "fork_child",
             "make_start_error",
-            "reap_helpers",
             "start_detached",
         ),
         "anyaccel.launcher.time_limit": ("EarlySignal", "TimeLimit"),
