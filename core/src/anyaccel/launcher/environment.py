@@ -28,14 +28,13 @@ from anyaccel.model import (
 )
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.text import printable
-from anyaccel.vendors import DENY_VARIABLE
+from anyaccel.vendors import DENY_VARIABLE, vendor_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
     from anyaccel.linux import WorkerGroup
-    from anyaccel.vendors import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 Bind = bool | None
@@ -233,13 +232,13 @@ def _edits(
         if own := shares.get(report.vendor):
             given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
-            edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
+            edits[report.vendor] = vendor_process(report.vendor).env(given, ctx)
             if len(given) < len(ctx.devices) and not confined:
                 gaps += _warn_visible(report, edits[report.vendor], "its other devices")
         elif unallocated == "hide" and report.state in _PRESENT:
             devices = inventory.of_vendor(report.vendor)
             try:
-                edits[report.vendor] = report.hidden or _vendor(report.vendor).env(
+                edits[report.vendor] = report.hidden or vendor_process(report.vendor).env(
                     (), EnvContext(devices=devices, environ=environ, mask=mask), seconds=HIDE_SECONDS
                 )
             except PluginError as error:  # of a vendor outside the allocation: the worker starts without its word
@@ -275,17 +274,6 @@ def _warn_unknown(vendor: str, reason: str) -> str:
         f"devices of {vendor} may be open to the worker: {reason.rstrip('.')}; see 'anyaccel plugins {vendor}', or set"
         f" {DENY_VARIABLE}={vendor} where there are none"
     )
-
-
-def _vendor(name: str) -> VendorProcess:
-    """Return the process of a vendor, which its first call starts; import late, since a machine may have no vendor.
-
-    Raises:
-        PluginError: If no plug-in of this vendor is installed.
-    """
-    from anyaccel.vendors.process import vendor_process
-
-    return vendor_process(name)
 
 
 def _merge(
