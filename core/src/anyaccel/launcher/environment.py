@@ -136,9 +136,7 @@ def worker_environment(
     if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
     changes, unset, more = _merge(edits, {share.device.vendor for share in held.values()}, inventory)
-    processors: tuple[int, ...] = ()
-    if bind is not False:
-        processors = find_processors(allocation, inventory, bind)
+    processors = find_processors(allocation, inventory, bind)
     if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
@@ -410,14 +408,14 @@ def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) ->
         Numbers of processors that this thread may use; empty if the worker is not to be bound, if there is no device,
         if the node of a device is unknown, or if this thread may use no processor there.
     """
-    from anyaccel.probe.processors import by_node
-
     if bind is None:
         bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)
     # One device of unknown node: to bind to the nodes of the others could be the wrong half of the machine.
     nodes = {device.numa_node for device in allocation.devices} if bind else set()
     if not nodes or None in nodes:
         return ()
+    from anyaccel.probe.processors import by_node  # few environments name processors
+
     processors = by_node()
     found = {processor for node in nodes if node is not None for processor in processors.get(node, ())}
     return tuple(sorted(found & os.sched_getaffinity(0)))
