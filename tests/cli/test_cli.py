@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from anyaccel.errors import LeaseNotFoundError
 
 WHOLE = "sim:Acme-Whole:4"
 
@@ -132,6 +133,7 @@ def test_a_vendors_rule_is_quoted(acme, anyaccel):
             "a quantity above one device must be whole (got 1.5); ask for APU:1 or APU:2",
         ),
         (("why", "APX"), 2, "unknown name 'APX': no device and no installed plug-in goes by it; did you mean APU?"),
+        (("run", "CPU:1", "--", "true"), 2, "the CPU is what a request may fall back to, as in GPU:1,else=cpu"),
         (("run", "APU:9", "--", "true"), 3, "APU:9 can never fit: this machine has 4 APU"),
         (("run", "APU"), 2, "a command to run must follow '--'"),
         (("run", "--", "true"), 2, "the following arguments are required: REQUEST"),
@@ -208,6 +210,13 @@ def test_cpu_fallback_is_asked_for_and_said(acme, anyaccel):
     assert err == (
         "anyaccel: APU:9,else=cpu can never fit: this machine has 4 APU (4 Acme-Whole). It runs on the CPU instead.\n"
     )
+
+
+def test_each_released_lease_is_named_even_if_a_later_one_does_not_exist(acme, anyaccel):
+    lease = anyaccel("hold", "--machine", "sim:Acme-Whole:1", "APU:1").stdout.strip()
+    done = anyaccel("release", lease, "0" * 12)
+    assert done.returncode == LeaseNotFoundError.exit_code
+    assert f"{lease} is released; signalled: " in done.stderr
 
 
 def test_more_devices_can_be_declared_than_exist(acme, anyaccel):

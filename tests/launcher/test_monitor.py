@@ -176,6 +176,9 @@ def test_run_in_python_is_ended_in_time_and_says_how_it_ended(lines):
     assert (line["exit"], line["program"]) == (-15, "sh")
     assert anyaccel.run("APU:1", ["true"], machine="sim:A1:1", time=60).returncode == 0
     assert lines(2)[1]["exit"] == 0
+    with pytest.raises(subprocess.CalledProcessError):
+        anyaccel.run("APU:1", ["sh", "-c", "exit 5"], machine="sim:A1:1", check=True)
+    assert lines(3)[2]["exit"] == 5
 
 
 def test_acquire_says_until_when_and_is_written_down_once(lines):

@@ -81,6 +81,79 @@ def test_a_time_namespace_changes_nobodys_turn(claim, ledger, in_line, state, of
         assert last.end() == {"a": 10_000}
 
 
+PREPARED = """
+import os, signal, sys
+from anyaccel.errors import DevicesBusyError
+from anyaccel.ledger import Ledger, Want
+from anyaccel.linux import mark
+from anyaccel.model import Extent
+print('ready', flush=True)
+ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})
+want = Want(candidates=frozenset('a'), mark=mark.draw)
+choose = lambda taken: None if 'a' in taken else {'a': Extent()}
+"""
+MARKED = """
+ready, told = os.pipe()
+if not (holder := os.fork()):
+    lease = ledger.acquire(want, choose, wait=0)
+    answer = b'listed'
+    while answer == b'listed':  # a number that /proc lists may have the mark by chance
+        if not os.fork():
+            if os.path.exists(f'/proc/{os.getpid()}'):
+                os.write(told, b'listed')
+                os._exit(0)
+            mark.put(lease.mark)
+            for descriptor in lease.fds:
+                os.close(descriptor)
+            os.write(told, b'marked')
+            signal.pause()
+        answer = os.read(ready, 6)
+    os._exit(0)
+os.waitpid(holder, 0)
+try:
+    print(dict(ledger.acquire(want, choose, wait=0).devices), flush=True)
+except DevicesBusyError as error:
+    print('busy', flush=True)
+"""
+
+
+@pytest.fixture
+def in_namespace(state):
+    """Start a program in a process namespace with the /proc of the outer one, where numbers are of other processes."""
+    programs = []
+
+    def start(code):
+        inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", PREPARED + code, str(state)]
+        programs.append(subprocess.Popen(inside, stdin=-1, stdout=-1, stderr=-1, text=True))
+        if programs[-1].stdout.readline() != "ready\n":
+            pytest.skip(f"a process namespace cannot be made here: {programs[-1].stderr.read().strip()}")
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.kill()
+        program.communicate()
+
+
+@needs_root
+def test_a_killed_holder_in_a_namespace_without_its_own_proc_leaves_nothing(claim, in_namespace):
+    """Its number is 1 there: the process 1 of /proc, which never ends, is not the holder."""
+    inside = in_namespace("lease = ledger.acquire(want, choose, wait=0); print('held', flush=True); input()")
+    assert inside.stdout.readline() == "held\n"
+    rival = claim()
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        rival.do("take('a')")
+    inside.kill()
+    assert rival.do("take('a', wait=60)") == {"a": 10_000}
+
+
+@needs_root
+def test_a_marked_process_in_a_namespace_without_its_own_proc_keeps_the_device(in_namespace):
+    """What /proc lists there tells nothing of the namespace's processes, so that a lease in doubt is active."""
+    inside = in_namespace(MARKED)
+    assert inside.stdout.readline() == "busy\n", inside.stderr.read()
+
+
 def test_a_holder_whose_first_thread_has_ended(claim, ledger):
     """The table of processes calls it a zombie, and it lives."""
     holder, rival = claim(), claim()

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def face(
-    package: str, homes: "Mapping[str, tuple[str, ...]]"
+    package: str, homes: "Mapping[str, str]"
 ) -> "tuple[list[str], Callable[[str], object], Callable[[], list[str]]]":
     """Return the functions by which a package's ``__init__`` offers names of its modules.
 
@@ -16,12 +16,12 @@ def face(
 
     Args:
         package: The package's ``__name__``.
-        homes: Public names by module.
+        homes: Public names by module, with spaces between.
 
     Returns:
         The package's ``__all__``, ``__getattr__`` and ``__dir__``.
     """
-    home_of = {name: module for module, names in homes.items() for name in names}
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def load(name: str) -> object:
         if name not in home_of:

@@ -1,5 +1,9 @@
+import sys
+from pathlib import Path
+
 import pytest
 import slurm_cluster
+from anyaccel import detect
 from anyaccel.errors import UsageError
 from anyaccel.model import Fractional, Health
 from anyaccel_export.slurm import gres_conf, node_line
@@ -11,6 +15,7 @@ LINKED = (
     device(1, tags=("H100",), links={"acme-0": 18}),
     device(2, tags=("A100-80G",)),
 )
+FOUR = "null", "zero", "full", "random"
 CORES = tuple(
     device(index, id=f"core-{index}", nodes=("/dev/tty",), resource="neuron_cores", kind="neuron", vendor="other")
     for index in range(4)
@@ -142,6 +147,29 @@ def test_a_cluster_hands_the_devices_out(slurm, tmp_path):
         assert cluster.call("srun", "--gres=neuron_cores:acme-one:4", "echo", "ran").stdout == "ran\n"
         refused = cluster.call("srun", "--gres=neuron_cores:5", "true")
         assert "Requested node configuration is not available" in refused.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_job_divides_what_slurm_gave_it(slurm, tmp_path):
+    """Two jobs of two devices each, at once: inside of each there are two, whatever the machine has."""
+    pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in nvidia, for a machine to simulate")
+    exported = source(*(device(n, tags=("H100",), nodes=(f"/dev/{name}",)) for n, name in enumerate(FOUR)))
+    configuration = slurm_cluster.write(tmp_path / "s", gres_conf(exported).text, node_line(exported).text)
+    given = [each.id for each in detect("sim:H100:4").devices]
+    look = "anyaccel run GPU:2 -- printenv CUDA_VISIBLE_DEVICES; anyaccel why GPU:3"
+    meet = f"cd {tmp_path}; touch met.$$; until [ $(ls met.* | wc -l) = 2 ]; do sleep .1; done"
+    with slurm_cluster.running(configuration) as cluster:
+        cluster.environ |= {
+            "PATH": f"{Path(sys.executable).parent}:{cluster.environ['PATH']}",
+            "ANYACCEL_MACHINE": "sim:H100:4",
+            "ANYACCEL_STATE_DIR": str(tmp_path / "state"),
+        }
+        job = f"timeout 90 srun -n1 -c1 --gres=gpu:2 sh -c '{look}; {meet}'"
+        both = cluster.call("sh", "-c", f"{job} & {job} & wait")
+    lines = both.stdout.splitlines()
+    masks = sorted((line.split(",") for line in lines if line.startswith("GPU-")), key=lambda ids: given.index(ids[0]))
+    assert masks == [given[:2], given[2:]], both.stderr
+    assert lines.count("nearest that fits: GPU:2") == 2
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

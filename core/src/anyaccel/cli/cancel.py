@@ -73,9 +73,8 @@ def _cancel_all(
         try:
             done[each] = cancel_by_id(ledger, each, grace=args.grace)
         except AnyaccelError as error:  # the rest is cancelled nevertheless
-            if args.all and isinstance(
-                error, LeaseNotFoundError
-            ):  # a lease that was released with the job cancelled before it
+            # With --all, a lease may have been released with the job that was cancelled before it.
+            if args.all and isinstance(error, LeaseNotFoundError):
                 continue
             if failed is not None:
                 output.say(str(error))

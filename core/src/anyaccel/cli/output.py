@@ -6,6 +6,7 @@ Every text goes to a terminal, a file or a pipe through this module, which repla
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -180,15 +181,11 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
         content: dict[str, Any] = {"code": error.code, "message": str(error), "hint": error.hint or None}
         if isinstance(error, PlacementError):
             content |= {name: value for name, value in error.verdict.to_json().items() if name not in content}
-        try:
-            _print_json({"error": content})
-        # Standard output is closed or full: the message goes to standard error instead.
-        except (AnyaccelError, BrokenPipeError):
-            as_json = False
-        else:
-            return
+        # Standard output may be closed or full: then the message goes to standard error.
+        with contextlib.suppress(AnyaccelError, BrokenPipeError):
+            return _print_json({"error": content})
     say(str(error))
-    say_lines(error.hint)
+    return say_lines(error.hint)
 
 
 def drop_traceback(error: BaseException) -> None:

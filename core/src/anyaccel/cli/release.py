@@ -36,19 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     ledger = Ledger.open()
-    args.lease = args.lease or [_find_only(ledger)]
-    if args.forget:
-        found = {lease: ledger.drop_lease(lease) for lease in args.lease}
-    else:
-        found = {lease: ledger.end_lease(lease, grace=args.grace, force=args.force) for lease in args.lease}
+    ended: dict[str, list[int]] = {}
+    running: dict[str, list[int]] = {}
+    what, pids = ("still running with its devices", running) if args.forget else ("signalled", ended)
+    for lease in args.lease or [_find_only(ledger)]:
+        ended[lease] = running[lease] = []
+        if args.forget:
+            pids[lease] = list(ledger.drop_lease(lease))
+        else:
+            pids[lease] = list(ledger.end_lease(lease, grace=args.grace, force=args.force))
+        if not args.json:  # before the next lease, whose release may fail
+            output.say(f"{lease} is released; {what}: {', '.join(map(str, pids[lease])) or 'no process'}")
     if args.json:
-        running = {lease: list(pids) if args.forget else [] for lease, pids in found.items()}
-        ended = {lease: [] if args.forget else list(pids) for lease, pids in found.items()}
         output.print_json("release/1", {"released": ended, "running": running})
-        return 0
-    what = "still running with its devices" if args.forget else "signalled"
-    for lease, pids in found.items():
-        output.say(f"{lease} is released; {what}: {', '.join(map(str, pids)) or 'no process'}")
     return 0
 
 

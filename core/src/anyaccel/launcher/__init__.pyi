@@ -31,7 +31,6 @@ from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import fork_child as fork_child
 from anyaccel.launcher.start import make_start_error as make_start_error
-from anyaccel.launcher.start import reap_helpers as reap_helpers
 from anyaccel.launcher.start import start_detached as start_detached
 from anyaccel.launcher.time_limit import EarlySignal as EarlySignal
 from anyaccel.launcher.time_limit import TimeLimit as TimeLimit

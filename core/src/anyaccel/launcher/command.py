@@ -104,6 +104,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     early = check_early(given.pop("signal", None), given.get("time"))
     terms: dict[str, Any] = {"bind": None}  # whole devices are bound by default: the command is started by us
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
+    check = given.pop("check", False)
     with take(request, marks.draw, grouped=True, **terms) as lease:
         lease.begin_entry(program)
         limit = TimeLimit.for_lease(lease.lease, terms.get("time"), grace, early)
@@ -118,7 +119,9 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
             raise make_start_error(program, error) from error
         finally:
             lease.finish_entry(status, timed_out=ending.timed_out)
-        return done
+    if check:
+        done.check_returncode()
+    return done
 
 
 def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
@@ -146,7 +149,6 @@ def _complete(
     command: Sequence[str] | str,
     ending: _TimedEnd,
     *,
-    check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
     timeout: float | None = None,
     capture_output: bool = False,
@@ -165,7 +167,6 @@ def _complete(
         subprocess.TimeoutExpired: After ``timeout``; the command, without its descendants, is killed, as by any
             exception.
         RuntimeError: If no thread can be started for the time limit; the command is killed.
-        subprocess.CalledProcessError: With ``check``, if the exit status is not 0.
     """
     if input is not None:
         options["stdin"] = subprocess.PIPE
@@ -184,8 +185,6 @@ def _complete(
             ending.finish()
     done = Completed(command, running.returncode, out, err)
     done.timed_out = ending.timed_out
-    if check:
-        done.check_returncode()
     return done
 
 

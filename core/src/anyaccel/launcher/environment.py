@@ -28,14 +28,13 @@ from anyaccel.model import (
 )
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.text import printable
-from anyaccel.vendors import DENY_VARIABLE
+from anyaccel.vendors import DENY_VARIABLE, vendor_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
     from anyaccel.linux import WorkerGroup
-    from anyaccel.vendors import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 Bind = bool | None
@@ -137,9 +136,7 @@ def worker_environment(
     if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
     changes, unset, more = _merge(edits, {share.device.vendor for share in held.values()}, inventory)
-    processors: tuple[int, ...] = ()
-    if bind is not False:
-        processors = find_processors(allocation, inventory, bind)
+    processors = find_processors(allocation, inventory, bind)
     if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
@@ -233,13 +230,13 @@ def _edits(
         if own := shares.get(report.vendor):
             given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
-            edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
+            edits[report.vendor] = vendor_process(report.vendor).env(given, ctx)
             if len(given) < len(ctx.devices) and not confined:
                 gaps += _warn_visible(report, edits[report.vendor], "its other devices")
         elif unallocated == "hide" and report.state in _PRESENT:
             devices = inventory.of_vendor(report.vendor)
             try:
-                edits[report.vendor] = report.hidden or _vendor(report.vendor).env(
+                edits[report.vendor] = report.hidden or vendor_process(report.vendor).env(
                     (), EnvContext(devices=devices, environ=environ, mask=mask), seconds=HIDE_SECONDS
                 )
             except PluginError as error:  # of a vendor outside the allocation: the worker starts without its word
@@ -275,17 +272,6 @@ def _warn_unknown(vendor: str, reason: str) -> str:
         f"devices of {vendor} may be open to the worker: {reason.rstrip('.')}; see 'anyaccel plugins {vendor}', or set"
         f" {DENY_VARIABLE}={vendor} where there are none"
     )
-
-
-def _vendor(name: str) -> VendorProcess:
-    """Return the process of a vendor, which its first call starts; import late, since a machine may have no vendor.
-
-    Raises:
-        PluginError: If no plug-in of this vendor is installed.
-    """
-    from anyaccel.vendors.process import vendor_process
-
-    return vendor_process(name)
 
 
 def _merge(
@@ -422,14 +408,14 @@ def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) ->
         Numbers of processors that this thread may use; empty if the worker is not to be bound, if there is no device,
         if the node of a device is unknown, or if this thread may use no processor there.
     """
-    from anyaccel.probe.processors import by_node
-
     if bind is None:
         bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)
     # One device of unknown node: to bind to the nodes of the others could be the wrong half of the machine.
     nodes = {device.numa_node for device in allocation.devices} if bind else set()
     if not nodes or None in nodes:
         return ()
+    from anyaccel.probe.processors import by_node  # few environments name processors
+
     processors = by_node()
     found = {processor for node in nodes if node is not None for processor in processors.get(node, ())}
     return tuple(sorted(found & os.sched_getaffinity(0)))

@@ -362,6 +362,12 @@ class LeaseRequest(LedgerRequest):
         self._attempt: Acquisition | None = None
         self.made: OpenLease | None = None
         self.began = monotonic()
+        self._terms: dict[str, Any] = {
+            "wait": read_seconds("wait", options.get("wait")),
+            "priority": options.get("priority", 0),
+            "note": self.note,
+            "on_wait": self._report_wait,
+        }
         self.on_cpu = not self.choice.ever_fits
         if self.on_cpu:
             verdict = Scheduler(inventory, validate, KnownNames()).why(request)
@@ -373,12 +379,6 @@ class LeaseRequest(LedgerRequest):
         self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
         self._observed: tuple[float, Mapping[str, Stats]] = (float("-inf"), {})
         self._in_use: list[str] = []
-        self._terms: dict[str, Any] = {
-            "wait": read_seconds("wait", options.get("wait")),
-            "priority": options.get("priority", 0),
-            "note": self.note,
-            "on_wait": self._report_wait,
-        }
         self._on_wait = options.get("on_wait")
         self._blocks = False
 

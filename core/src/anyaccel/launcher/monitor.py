@@ -102,8 +102,7 @@ def start_monitor(
         lease.remove_group()
         return 0
 
-    # A command without an end starts while the monitor does: nothing would be said of a failure.
-    pipe = _start(watch, keep_error=limit is not None and not stays, wait=stays or until is not None)
+    pipe = _start(watch, keep_error=limit is not None and not stays)
     if pipe is None:
         if until is not None and not stays:
             _warn_unlimited(lease.id)
@@ -145,7 +144,7 @@ def _warn_unlimited(lease: str) -> None:
     print_error(f"no process can be made to end lease {lease} at its time limit; 'anyaccel release {lease}' ends it")
 
 
-def _start(watch: Callable[[int], int], *, keep_error: bool = False, wait: bool = True) -> int | None:
+def _start(watch: Callable[[int], int], *, keep_error: bool = False) -> int | None:
     """Start a process outside this one's children, detach the process by :func:`_detach`, and call a function there.
 
     Returns before the function ends.
@@ -153,11 +152,10 @@ def _start(watch: Callable[[int], int], *, keep_error: bool = False, wait: bool 
     Args:
         watch: Called with the descriptor of standard error, -1 for none; returns the exit status.
         keep_error: Whether the process keeps standard error.
-        wait: Whether to wait until the process is detached; else :func:`anyaccel.launcher.start.become` waits.
 
     Returns:
-        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made or, as far
-        as this waits, detached.
+        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made or
+        detached.
 
     Raises:
         OSError: If no descriptor is free for the pipe.
@@ -171,7 +169,7 @@ def _start(watch: Callable[[int], int], *, keep_error: bool = False, wait: bool 
         return 0
 
     try:
-        failed = bool(start_detached(leave, wait=wait)[1])
+        failed = bool(start_detached(leave)[1])
     except OSError:
         failed = True
     os.close(reader)

@@ -58,7 +58,6 @@ class UsageMeter:
             known = self._devices.get(device.id)
             units = share.units + (known.units if known else 0)
             self._devices[device.id] = Used(device=device.name, type=device.type, units=units)
-        self._sampled: dict[str, float] = {}
         self._added_up = added_up
         self._entry = JournalEntry(
             lease=opened.allocation.id,
@@ -72,13 +71,13 @@ class UsageMeter:
             note=opened.note,
             program=os.path.basename(program or (sys.argv[0] if getattr(sys, "argv", None) else "")),
         )
-        self._clock = time.monotonic()  # durations must not follow a clock that is set
+        self._clock = self._sampled = time.monotonic()  # durations must not follow a clock that is set
         self._open = True
 
     def add_sample(self, stats: Mapping[str, Stats]) -> None:
         """Add a sample of the devices' load and memory; devices outside the lease are ignored.
 
-        A load stands for the time since the last load of the device, or since the start. Memory counts for the peak
+        A load stands for the time since the last sample with a load, or since the start. Memory counts for the peak
         only.
 
         Args:
@@ -86,10 +85,9 @@ class UsageMeter:
         """
         now = time.monotonic()
         for name in stats.keys() & self._devices.keys():
-            seconds = now - self._sampled.get(name, self._clock)
-            self._devices[name] = _add_sample(self._devices[name], stats[name], seconds)
-            if stats[name].utilization is not None:  # memory alone says nothing about the time before
-                self._sampled[name] = now
+            self._devices[name] = _add_sample(self._devices[name], stats[name], now - self._sampled)
+        if any(seen.utilization is not None for seen in stats.values()):  # memory alone says nothing about the time
+            self._sampled = now
 
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the entry, once; with ``added_up``, add a lease under ``SHORT_SECONDS`` to a sum that is written later.

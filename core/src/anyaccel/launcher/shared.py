@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from anyaccel.model import Request
     from anyaccel.scheduler import HeldAllocation
 
-_LAST = 1 << 62
-
 
 class SharedScheduler(Scheduler):
     """A scheduler with leases for allocations and the machine's queue; see :func:`open_scheduler`.
@@ -264,7 +262,7 @@ class SharedScheduler(Scheduler):
 
         If requests of other programs are ahead, their number is described under ``line``: the number of requests ahead
         in the machine's queue, less the described tickets. The former is as last reported to a ticket with a wait, and
-        read from the ledger for a new request that can fit.
+        read from the ledger for any other request that can fit.
 
         Raises:
             AnyaccelError: If the request to the ledger cannot be made, or the ledger cannot be read.
@@ -273,7 +271,7 @@ class SharedScheduler(Scheduler):
         wait = self._waits.get(waiting.number)
         if wait:
             ahead = wait.position - 1
-        elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
+        elif plan.ever_fits:
             pending = self._make_request(plan, waiting)
             ahead = self._ledger.count_ahead(pending.want, waiting.priority, pending.choose)
         else:

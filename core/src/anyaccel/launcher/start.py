@@ -153,9 +153,6 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by a command with an environment, which also finds the program by its ``PATH``.
 
-    Helpers that :func:`start_detached` did not wait for are reaped first: the command has no child that it did not
-    start.
-
     SIGPIPE and SIGXFSZ get their default action, also if the command cannot be started. Call it in the main thread.
 
     Raises:
@@ -165,17 +162,10 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     # Python ignores these two signals, and exec keeps a signal ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    reap_helpers()
     try:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
         raise make_start_error(command[0], error) from error
-
-
-def reap_helpers() -> None:
-    """Wait for helpers that :func:`start_detached` has not awaited: from then on, init adopts what they started."""
-    while _leaving:
-        process.reap(_leaving.pop())
 
 
 def make_start_error(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
@@ -234,11 +224,7 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
         os.close(reporting)
 
 
-_leaving: list[int] = []
-"""Children of this process that exit soon and are not reaped yet."""
-
-
-def start_detached(body: Callable[[int], int], *, wait: bool = True) -> tuple[bytes, int]:
+def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     """Start a helper in a new session, and wait for the report or the exit.
 
     A helper that has reported runs on, and is not reaped; without :func:`process.live_on`, the kernel kills the helper
@@ -246,11 +232,10 @@ def start_detached(body: Callable[[int], int], *, wait: bool = True) -> tuple[by
 
     Args:
         body: As for :func:`start_helper`; a report is one write of 64 bytes at most.
-        wait: Whether to wait; else :func:`become` waits for the exit, and any report or status is lost.
 
     Returns:
-        The report and 0; without a wait, nothing and 0; if the helper exited without a report, nothing and the exit
-        status: 128 plus the number of a signal that killed the helper.
+        The report and 0; if the helper exited without a report, nothing and the exit status: 128 plus the number of a
+        signal that killed the helper.
 
     Raises:
         OSError: If no process can be made, or no descriptor is free.
@@ -261,10 +246,6 @@ def start_detached(body: Callable[[int], int], *, wait: bool = True) -> tuple[by
         return body(reporting)
 
     child, report = start_helper(run)
-    if not wait:
-        os.close(report)
-        _leaving.append(child)
-        return b"", 0
     told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
     os.close(report)
     return (told, 0) if told else (b"", process.reap(child))

@@ -117,7 +117,7 @@ class ProcessLease(DeviceLease):
         """Make the error that this process uses the devices of the lease already, with the ways out."""
         return UsageError(
             f"this process uses {self._names} already",
-            hint="release that first (in a notebook, %accel release), or ask for all at once, as in"
+            hint="release that first, by release() of what anyaccel.use() returned, or ask for all at once, as in"
             " anyaccel.use('GPU:1 TPU:4')",
         )
 

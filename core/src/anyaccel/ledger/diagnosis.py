@@ -18,7 +18,7 @@ from anyaccel.ledger.directory import (
 from anyaccel.ledger.entries import list_names, without_scope
 from anyaccel.ledger.handovers import list_unfinished
 from anyaccel.linux import mark as marks
-from anyaccel.linux import user_name
+from anyaccel.linux import process, user_name
 from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16
@@ -93,7 +93,14 @@ def _marks() -> Iterator[Finding]:
             remedy="end leftover processes of a job before other users need the device; if an administrator has set"
             " the limit: remove 'locks' from /etc/security/limits.conf",
         )
-    if marks.hidden():
+    if not process.sees_itself():
+        yield Finding(
+            severity=Severity.WARN,
+            reason="/proc shows the processes of another process namespace, so that leases whose holders were killed"
+            " count as kept here",
+            remedy="mount /proc anew in the process namespace: unshare --pid --fork --mount-proc",
+        )
+    elif marks.hidden():
         yield Finding(
             severity=Severity.WARN,
             reason="/proc hides processes of other users, so that their ended leases count as kept until they or root"

@@ -186,7 +186,7 @@ def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
 
     Returns:
         Process ids by mark; a mark that no process carries has no entry. None when processes start faster than the scan
-        can follow.
+        can follow, or ``/proc`` is of another pid namespace.
     """
     found: dict[Mark, tuple[int, ...]] = {}
 
@@ -194,7 +194,7 @@ def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
         if pid not in found.get(mark, ()):
             found[mark] = (*found.get(mark, ()), pid)
 
-    return found if visit_carriers(marks, visit) else None
+    return found if visit_carriers(marks, visit) and process.sees_itself() else None
 
 
 def visit_carriers(marks: Iterable[Mark], visit: Callable[[int, Mark], None]) -> bool:

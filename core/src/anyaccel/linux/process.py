@@ -53,14 +53,28 @@ def me() -> tuple[int, int]:
     global _ME  # noqa: PLW0603 -- asked for by every lease, and reading /proc is dear
     pid = os.getpid()
     if _ME is None or _ME[0] != pid or not _ME[1]:
-        _ME = (pid, start_time(pid) or 0)
+        _ME = (pid, start_time("self") or 0)  # by number, the /proc of an outer pid namespace shows another process
     return _ME
 
 
-def start_time(pid: int) -> int | None:
+def sees_itself() -> bool:
+    """Return whether ``/proc`` shows this process by its id.
+
+    It does not in a pid namespace without a ``/proc`` of its own: there, ids in ``/proc`` are of other processes.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except UNSEEN:
+        return False
+
+
+def start_time(pid: int | str) -> int | None:
     """Return the start of a process in ticks since the boot; None for a process that is gone or hidden.
 
     Every process gets the same number, also in a time namespace, where the kernel shifts its clocks.
+
+    Args:
+        pid: Process id, or ``self`` for this process.
     """
     fields = stat_fields(pid)
     return int(fields[19]) - _ahead("boottime") * os.sysconf("SC_CLK_TCK") // 10**9 if fields else None
@@ -456,10 +470,10 @@ def _ahead(clock: str) -> int:
     return 0
 
 
-def stat_fields(pid: int) -> list[str]:
+def stat_fields(pid: int | str) -> list[str]:
     """Return the fields of ``/proc/<pid>/stat`` from the third on; empty for a process that is gone or hidden.
 
-    The second field, the name, may contain any text.
+    ``self`` stands for this process. The second field, the name, may contain any text.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

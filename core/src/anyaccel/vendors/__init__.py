@@ -50,34 +50,15 @@ else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
-            "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
-            "anyaccel.vendors.discovery": (
-                "ALLOW_VARIABLE",
-                "DENY_VARIABLE",
-                "GROUP",
-                "Source",
-                "installed",
-                "make_problem",
-            ),
-            "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "PRINTED_LIMIT", "GuardedProcess", "Outcome", "call_all"),
-            "anyaccel.vendors.presence": ("Presence", "read_presences", "select_makers", "select_present"),
+            "anyaccel.vendors.contract": "HOOKS RECORDED RESOURCE VENDOR",
+            "anyaccel.vendors.discovery": "ALLOW_VARIABLE DENY_VARIABLE GROUP Source installed make_problem",
+            "anyaccel.vendors.guarded": "ANSWER_LIMIT PRINTED_LIMIT GuardedProcess Outcome call_all",
+            "anyaccel.vendors.presence": "Presence read_presences select_makers select_present",
             "anyaccel.vendors.process": (
-                "Answers",
-                "KnownNames",
-                "VendorProcess",
-                "ask",
-                "ask_hook",
-                "check_answer",
-                "find_process",
-                "hand_over",
-                "known",
-                "problem_in",
-                "qualified",
-                "read_answer",
-                "validate",
-                "vendor_process",
+                "Answers KnownNames VendorProcess ask ask_hook check_answer find_process hand_over known problem_in "
+                "qualified read_answer validate vendor_process"
             ),
-            "anyaccel.vendors.tasks": ("VendorPlugin",),
+            "anyaccel.vendors.tasks": "VendorPlugin",
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]

@@ -62,7 +62,13 @@ def _perform(line: str) -> Any:
         return None
     if alone or not words:
         return _show_machine(held)
-    return anyaccel.use(args.request, **wait_options(args))  # running the cell again changes nothing
+    try:
+        return anyaccel.use(args.request, **wait_options(args))  # running the cell again changes nothing
+    except UsageError as error:
+        if held is None:
+            raise
+        hint = "release that first (%accel release), or ask for all at once, as in %accel GPU:1 TPU:4"
+        raise UsageError(str(error), hint=hint) from error
 
 
 def _parser() -> Parser:

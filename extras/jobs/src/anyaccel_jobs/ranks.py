@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Collection, Sequence
 
-from anyaccel.launcher import Launch, Rendezvous, make_rank_variables, make_start_error, reap_helpers, time_limit
+from anyaccel.launcher import Launch, Rendezvous, make_rank_variables, make_start_error, time_limit
 from anyaccel.linux import GRACE_SECONDS, Teardown, describe_left, find_tree, process
 from anyaccel.model import replace
 from anyaccel.probe import processors
@@ -63,7 +63,6 @@ def run_ranks(
     if signal.SIGINT in signals:
         # The early signal goes to processes with a handler: not to this one.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    reap_helpers()  # else this process would adopt the monitor, and kill it after a grace when a rank has failed
     with contextlib.suppress(OSError):
         process.adopt_orphans()  # so that a failure also ends the processes that a rank leaves behind
     ranks = _RankGroup(grace, limit)
