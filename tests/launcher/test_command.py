@@ -41,6 +41,7 @@ def test_words_of_bytes_work_as_in_subprocess_run(acme):
     for command, options in ((b"echo $ACME_VISIBLE", {"shell": True}), ([b"sh", b"-c", b"echo $ACME_VISIBLE"], {})):
         done = aa.run("APU", command, machine="sim:A1", capture_output=True, text=True, **options)
         assert (done.args, done.stdout.strip()) == (command, aa.detect("sim:A1").devices[0].id)
+    assert aa.run("APU", ["./true"], machine="sim:A1", cwd=b"/bin").returncode == 0
     with pytest.raises(aa.CommandNotFoundError, match="the command 'no-such' was not found"):
         aa.run("APU", [b"no-such"], machine="sim:A1")
 
