@@ -145,6 +145,18 @@ def test_the_terminal_is_the_commands_own(acme):
     assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(("run", "APU:1", "--", "true"), 0), (("hold", "APU:1", "--for", "1s"), 0), (("config", "--check", "file"), 2)],
+)
+def test_a_working_directory_that_was_deleted_is_no_traceback(arguments, status, acme, tmp_path):
+    where = ["--machine", "sim:Acme-Whole:4"] if arguments[0] != "config" else []
+    words = [sys.executable, "-m", "anyaccel", *where, *arguments]
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    done = subprocess.run(["sh", "-c", script, tmp_path / "gone", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+
+
 def test_ignored_signals_are_not_handed_on(acme):
     shell = ["sh", "-c", "cat /proc/$$/status | grep SigIgn"]
     ignored = subprocess.run([*CLI, *shell], capture_output=True, text=True, check=True).stdout.split()[1]
