@@ -12,6 +12,7 @@ import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
 from anyaccel.ledger import Want, entries, machine_policy, tickets
 from anyaccel.ledger.entries import boot, hash_device
+from anyaccel.model import Extent
 from anyaccel.policy import Need
 from claimant import ClaimantError
 
@@ -285,6 +286,13 @@ def test_blocks_of_the_machines_directory_outlast_a_boot(ledger, state, tmp_path
     assert ledger.blocks() == (drain,)
     ledger.remove_blocks([drain.id])
     assert ledger.blocks() == ()
+
+
+def test_a_file_of_any_size_takes_no_more_memory_than_blocks(ledger, state):
+    with open(state / machine_policy.NAME, "wb") as file:
+        os.truncate(file.fileno(), 1 << 42)
+    assert ledger.blocks() == ()
+    assert ledger.acquire(Want(candidates=frozenset("a")), lambda _: {"a": Extent()}, wait=0).intact
 
 
 @needs_root

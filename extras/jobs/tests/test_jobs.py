@@ -61,6 +61,18 @@ def alive(pid):
         return False
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_log_that_its_job_has_replaced_is_refused(run, anyaccel, make):
+    number = submit(run, "true")
+    run("wait", number)
+    log = jobs_.find(number).log
+    os.unlink(log)
+    make(log)
+    done = anyaccel("logs", number)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"the log of job {number} is no regular file: {log}" in done.stderr
+
+
 def test_a_job_runs_with_its_devices_and_its_end_is_known(run):
     number = submit(run, "sh", "-c", 'echo "$ACME_VISIBLE"; echo to stderr >&2; exit 3')
     assert run("wait", number, status=3) == ""

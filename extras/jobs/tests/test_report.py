@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +23,7 @@ from anyaccel_jobs import metrics_command as metrics
 from anyaccel_jobs import report_command as report
 from anyaccel_jobs.timeline import picture
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from waiting import until
 
 NOW = 1_000_000.0
 
@@ -242,6 +246,24 @@ def test_it_serves_until_it_is_ended(acme, tmp_path):
             refused.value.close()
         finally:
             server.terminate()
+
+
+def test_a_client_that_goes_is_not_told_of(acme):
+    """Every user can be one: what a service says is kept on a disk."""
+    command = [sys.executable, "-m", "anyaccel", "metrics", "--machine", "sim:A1:2", "--serve", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            port = int(server.stderr.readline().rpartition(":")[2].partition("/")[0])
+            opened = f"/proc/{server.pid}/fd"
+            before = len(os.listdir(opened))
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"GET /metrics")
+                until(lambda: len(os.listdir(opened)) > before, "the server has the client")
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset at the end
+            until(lambda: len(os.listdir(opened)) == before, "the server has let the client go")
+        finally:
+            server.terminate()
+        assert server.stderr.read() == ""
 
 
 @pytest.mark.parametrize("address", ["nowhere", "1:2:x", ":99999", "127.0.0.1:"])

@@ -294,7 +294,9 @@ class ActiveLeases(Value):
         return cls(records=records, devices=devices, holders=holders, withheld=frozenset(blocks.values()))
 
     def add_hints(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with the hints of the leases that hold taken devices; unchanged if the request fits."""
+        """Return the verdict with the hints of the leases that hold taken devices; unchanged if no end of one helps."""
+        if verdict.fits_now or not verdict.ever_fits:
+            return verdict
         blocking = {device for reason in verdict.reasons for device in reason.devices}
         ways = (record.hint for record in self.records if record.device in blocking)
         return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))

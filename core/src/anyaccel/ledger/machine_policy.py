@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 NAME = "blocks.json"
 KEPT = "/var/lib/anyaccel/blocks.json"
 VERSION = 1
+_MOST_BYTES = 1 << 24
 
 
 class _Members:
@@ -173,7 +174,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 
     Returns:
-        The blocks, empty for a file with other content. None for a missing or untrusted file: not
+        The blocks, empty for a file with other content or over 16 MiB. None for a missing or untrusted file: not
         to be opened, not regular, writable for group or others, or of an owner other than root and the owner of
         ``directory``.
 
@@ -202,7 +203,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         with open(
             descriptor, "rb", closefd=False
         ) as file:  # not before: open() refuses a directory, which any user makes
-            blocks = tuple(_decode(file.read()))
+            blocks = tuple(_decode(file.read(_MOST_BYTES)))
     finally:
         os.close(descriptor)
     _known[path] = identity, blocks

@@ -274,27 +274,21 @@ class Hook(Value):
         """Whether an answer follows from the arguments alone."""
         return self.seconds is not None and not self.changes
 
-    def faults(self, value: Any, arguments: Arguments, *, rules: bool = True) -> Iterator[str]:
-        """Yield the faults of the type of an answer, or else the faults of the rules.
-
-        Args:
-            value: The answer.
-            arguments: See :attr:`check`.
-            rules: Whether to compare the rules as well.
-        """
+    def type_faults(self, value: Any) -> list[str]:
+        """Return the faults of the type of an answer."""
         kinds = self.answer.__args__ if isinstance(self.answer, UnionType) else (self.answer,)
         classes = tuple(getattr(kind, "__origin__", kind) for kind in kinds)
         listed = tuple in classes
         whole = tuple(value) if listed and isinstance(value, list) else value
-        if not isinstance(whole, classes):
-            due = "a list or tuple of " * listed + (self.due or self.shape)
-            way_out = f"; write ({value!r},)" if listed and isinstance(value, str) else ""
-            yield f"it must return {due} (got {shown(value)} that is a {type(value).__name__}){way_out}"
-            return
-        wrong = faults(whole, self.answer, self.shape)
-        yield from wrong
-        if rules and not wrong and value is not None:  # rules rely on the type
-            yield from self.check(value, arguments)
+        if isinstance(whole, classes):
+            return faults(whole, self.answer, self.shape)
+        due = "a list or tuple of " * listed + (self.due or self.shape)
+        way_out = f"; write ({value!r},)" if listed and isinstance(value, str) else ""
+        return [f"it must return {due} (got {shown(value)} that is a {type(value).__name__}){way_out}"]
+
+    def broken_rules(self, value: Any, arguments: Arguments) -> list[str]:
+        """Return the faults of an answer of the right type; see :attr:`check`."""
+        return [] if value is None else list(self.check(value, arguments))
 
 
 def _device_nodes(arguments: Arguments) -> ContainerEdits:

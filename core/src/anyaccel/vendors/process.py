@@ -201,9 +201,10 @@ def check_answer(
         PluginError: When the contract does not allow the answer.
     """
     hook = contract.HOOKS[name]
-    value, _ = read(hook.answer, data, hook.name)  # the check below says more about parts that do not fit
+    value, unfit = read(hook.answer, data, hook.name)
     given = {"vendor": source.vendor, "info": info, "devices": devices, "device": next(iter(devices), None)}
-    if found := list(hook.faults(value, given)):
+    # The faults of what was read say more about its types than those of the reading.
+    if found := hook.type_faults(value) if unfit else hook.broken_rules(value, given):
         raise PluginError(describe_breach(source, "; ".join(found), f"anyaccel_{name}"))
     return value
 

@@ -125,8 +125,10 @@ class VendorPlugin:
         given = dict(zip(self.arguments(name), arguments, strict=True))
         hook = contract.HOOKS[name]
         value = self._call(hook, given)
-        facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
-        found = list(hook.faults(value, facts | given, rules=self._rules or rules))
+        found = hook.type_faults(value)
+        if not found and (self._rules or rules):  # rules rely on the type
+            facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
+            found = hook.broken_rules(value, facts | given)
         if found:
             raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
         return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 
 from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError, UsageError
@@ -39,10 +40,13 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("logs/1", {"job": job.id, "state": job.state, "log": job.log})
         return 0
     try:
-        # The log is appended to by the command, which may be of any kind: a link is not followed.
-        log = os.open(job.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # The command may have replaced the log: a link is not followed, and a FIFO would be waited for.
+        log = os.open(job.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise AnyaccelError(f"the log of job {job.id} cannot be read: {job.log}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(log).st_mode):
+        os.close(log)
+        raise AnyaccelError(f"the log of job {job.id} is no regular file: {job.log}", hint="remove what has its name")
     with open(log, "rb", buffering=0) as file:
         while True:
             live = args.follow and wait(job, timeout=_LOOK_SECONDS).live  # asked before: no last word is missed

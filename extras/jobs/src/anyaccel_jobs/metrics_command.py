@@ -275,6 +275,11 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
         # A client that reads slowly must not delay the end.
         daemon_threads = True
 
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Say nothing of a client that has gone: every user can be one, again and again."""
+            if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+                super().handle_error(request, client_address)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
     try:
         server = Server((host, port), Handler)
     except OSError as error:
