@@ -80,6 +80,15 @@ def test_a_command_that_is_not_there(acme):
         aa.run("APU", ["true"], machine="sim:A1", cwd="/no/such/dir")
 
 
+def test_a_command_that_is_not_there_does_not_wait_for_devices(acme, anyaccel):
+    with aa.acquire("APU", machine="sim:A1:1"):
+        with pytest.raises(aa.CommandNotFoundError):
+            aa.run("APU", ["no-such-command"], machine="sim:A1:1", wait=PATIENCE)
+        for options in ((), ("--ranks",)):
+            done = anyaccel("run", *options, "--machine", "sim:A1:1", "APU", "--no-wait", "--", "no-such-command")
+            assert done.returncode == 127
+
+
 def test_a_worker_knows_what_it_holds(acme):
     code = "import anyaccel; a = anyaccel.current(); print([d.id for d in a.devices], a.shares[0].units, a.request)"
     done = aa.run("A1:0.25", [sys.executable, "-c", code], machine="sim:A1", capture_output=True, text=True)

@@ -152,6 +152,20 @@ def check_program(
     raise OSError(code, os.strerror(code), name)
 
 
+def require_program(
+    program: str, environ: Mapping[str, str] | None = None, directory: str | bytes | os.PathLike[Any] | None = None
+) -> None:
+    """Check a program like :func:`check_program`, before a command waits for devices.
+
+    Raises:
+        CommandNotFoundError, CommandNotRunnableError: If the program does not exist, or is not executable.
+    """
+    try:
+        check_program(program, environ, directory)
+    except OSError as error:
+        raise make_start_error(os.fsdecode(program), error) from error
+
+
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by a command with an environment, which also finds the program by its ``PATH``.
 
