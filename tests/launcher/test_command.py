@@ -41,6 +41,7 @@ def test_words_of_bytes_work_as_in_subprocess_run(acme):
     for command, options in ((b"echo $ACME_VISIBLE", {"shell": True}), ([b"sh", b"-c", b"echo $ACME_VISIBLE"], {})):
         done = aa.run("APU", command, machine="sim:A1", capture_output=True, text=True, **options)
         assert (done.args, done.stdout.strip()) == (command, aa.detect("sim:A1").devices[0].id)
+    assert aa.run("APU", ["./true"], machine="sim:A1", cwd=b"/bin").returncode == 0
     with pytest.raises(aa.CommandNotFoundError, match="the command 'no-such' was not found"):
         aa.run("APU", [b"no-such"], machine="sim:A1")
 
@@ -142,6 +143,18 @@ def test_the_terminal_is_the_commands_own(acme):
     assert "True True True typed" in read_to_end(main).decode()
     os.close(main)
     assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(("run", "APU:1", "--", "true"), 0), (("hold", "APU:1", "--for", "1s"), 0), (("config", "--check", "file"), 2)],
+)
+def test_a_working_directory_that_was_deleted_is_no_traceback(arguments, status, acme, tmp_path):
+    where = ["--machine", "sim:Acme-Whole:4"] if arguments[0] != "config" else []
+    words = [sys.executable, "-m", "anyaccel", *where, *arguments]
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    done = subprocess.run(["sh", "-c", script, tmp_path / "gone", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
 def test_ignored_signals_are_not_handed_on(acme):

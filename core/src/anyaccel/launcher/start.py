@@ -89,7 +89,7 @@ def make_wrapper(
     mark: Mark,
     group: WorkerGroup | None,
     environ: Mapping[str, str] | None = None,
-    directory: str | None = None,
+    directory: str | bytes | os.PathLike[Any] | None = None,
     *,
     named: bool = True,
 ) -> list[str]:
@@ -128,7 +128,9 @@ def _prlimit() -> str | None:
     return shutil.which("prlimit")
 
 
-def check_program(program: str, environ: Mapping[str, str] | None = None, directory: str | None = None) -> None:
+def check_program(
+    program: str, environ: Mapping[str, str] | None = None, directory: str | bytes | os.PathLike[Any] | None = None
+) -> None:
     """Raise the error of :class:`subprocess.Popen` if a program does not exist, or is not executable.
 
     Other obstacles, such as an unknown file format, are not noticed.
@@ -143,7 +145,7 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
     """
     name = os.fsdecode(program)
     paths = [""] if "/" in name else os.get_exec_path(environ)
-    found = [os.path.join(directory or "", path, name) for path in paths]
+    found = [os.path.join(os.fsdecode(directory or ""), path, name) for path in paths]
     if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
         return
     code = errno.EACCES if any(os.path.exists(path) for path in found) else errno.ENOENT
