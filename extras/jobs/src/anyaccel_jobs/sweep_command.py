@@ -146,6 +146,11 @@ def _engine(name: str) -> str:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.resume:
+        if args.command is None and len(args.request) == 1 and os.path.isdir(args.request[0]):
+            raise UsageError(
+                f"the directory of the sweep to resume must follow --out (got {args.request[0]!r} as the request)",
+                hint=f"as in: anyaccel sweep --resume --out {shlex.quote(args.request[0])}",
+            )
         args.out = _find_folder(args.out)
     if not args.request:
         args = _recall(args)
