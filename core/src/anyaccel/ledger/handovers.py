@@ -80,6 +80,7 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
         for device in sorted(devices):  # in the same order in each process: no deadlock
             descriptor = _open(directory, HANDOVER + encode(device), shared=state.shared)
             rest.callback(os.close, descriptor)
+            rest.callback(state.unlock, descriptor)  # a child that was forked meanwhile has a copy
             state.lock(descriptor, LOCK_SECONDS, f"the handover of {device}")
             files[device] = HandoverFile(descriptor)
         yield files
