@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
-from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.errors import AnyaccelError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
@@ -398,13 +398,13 @@ class LeaseWatch:
 
 
 def watch_leases(
-    inventory: Inventory, *, every: float = LOOK_SECONDS, environ: Mapping[str, str] | None = None
+    inventory: Inventory, *, every: Duration = LOOK_SECONDS, environ: Mapping[str, str] | None = None
 ) -> LeaseWatch:
     """Watch the leases, drains and reservations of a machine for changes.
 
     Args:
         inventory: The machine.
-        every: Seconds between two looks at the ledger.
+        every: Time between two looks at the ledger, in seconds or as a text such as ``"5s"``.
         environ: The environment, which may name the state directory; that of this process if None.
 
     Returns:
@@ -413,7 +413,7 @@ def watch_leases(
         :func:`anyaccel.leases`, such as LedgerError if the ledger cannot be read, and may go on after that.
 
     Raises:
-        UsageError: If ``every`` is not more than 0.
+        UsageError: If ``every`` is no duration.
 
     Examples:
         >>> watch = anyaccel.watch_leases(anyaccel.detect("sim:H100:2"))
@@ -423,6 +423,4 @@ def watch_leases(
         ...     len(next(watch))
         1
     """
-    if not every > 0:
-        raise UsageError(f"every must be seconds, more than 0 (got {every!r:.60})")
-    return LeaseWatch(inventory, environ, every)
+    return LeaseWatch(inventory, environ, read_seconds("every", every, positive=True))
