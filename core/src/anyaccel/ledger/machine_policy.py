@@ -200,9 +200,8 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         known = _known.get(path)
         if known is not None and known[0] == identity:
             return known[1]
-        with open(
-            descriptor, "rb", closefd=False
-        ) as file:  # not before: open() refuses a directory, which any user makes
+        # Not before: open() refuses a directory, which any user can make.
+        with open(descriptor, "rb", closefd=False) as file:
             blocks = tuple(_decode(file.read(_MOST_BYTES)))
     finally:
         os.close(descriptor)
@@ -281,14 +280,14 @@ def change_blocks(
         ) from error
 
 
-def current_policy(state: StateDirectory | None = None) -> Policy:
+def current_policy(state: StateDirectory) -> Policy:
     """Return the queue policy of this machine, from its present configuration, without past usage.
 
     Without a configuration, the rules are those of :data:`PLAIN`. Rules are kept in this process until the
     configuration changes; drains and reservations are looked up at each call.
 
     Args:
-        state: The state directory whose drains and reservations count; None for none.
+        state: The state directory, whose drains and reservations count.
 
     Raises:
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
@@ -300,13 +299,13 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     return with_blocks(_known_policy[1], state)
 
 
-def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory in place of its own; none if None.
+def with_blocks(policy: Policy, state: StateDirectory) -> Policy:
+    """Return a policy with the drains and reservations of a state directory in place of its own.
 
     Blocks of ended reservations are left out. The given policy is not changed. No error is raised for a file of blocks
     that is missing or not trusted: see :func:`read_blocks`.
     """
-    blocks = () if state is None else read_blocks(state)
+    blocks = read_blocks(state)
     if not blocks and not policy.blocks:
         return policy
     return replace(policy, blocks=tuple(block.policy_block for block in blocks))
@@ -325,10 +324,10 @@ def with_past(policy: Policy) -> Policy:
     return replace(policy, past=past)
 
 
-def policy_for_display(state: StateDirectory | None) -> Policy:
+def policy_for_display(state: StateDirectory) -> Policy:
     """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty.
 
-    Drains and reservations of ``state`` count in both cases; none when None.
+    Drains and reservations of ``state`` count in both cases.
     """
     with contextlib.suppress(ConfigurationError):
         return current_policy(state)
