@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
@@ -59,7 +59,8 @@ class DeviceBlock(Value):
         by: Name of the user who made the block.
         begin: Start of a reservation, in seconds since 1970; None for a drain.
         end: End of a reservation, likewise.
-        user: Number of the user for whom devices are reserved; None for a drain, and for a reservation for a group.
+        user: Number of the user for whom devices are reserved, outside of user namespaces; None for a drain, and for a
+            reservation for a group.
         group: Number of the group for whose members devices are reserved; None for the others.
         request: The reserved request, for display.
     """
@@ -146,7 +147,13 @@ _known_policy: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
 def make_block(devices: Iterable[str], note: str, **more: Any) -> DeviceBlock:
-    """Make a drain by this user or, with the fields of a reservation in ``more``, a reservation."""
+    """Make a drain by this user or, with the fields of a reservation in ``more``, a reservation.
+
+    Args:
+        devices: Names of the devices in the ledger; not verified.
+        note: Purpose, for display; cut to 250 characters.
+        more: ``begin``, ``end``, ``request``, and ``user`` or ``group``; see :class:`DeviceBlock`.
+    """
     by = user_name(os.geteuid())
     return DeviceBlock(id=os.urandom(4).hex(), devices=tuple(sorted(devices)), reason=clean(note), by=by, **more)
 
@@ -243,29 +250,17 @@ def check_permission(state: StateDirectory, owner: int) -> None:
         )
 
 
-def change_blocks(
-    state: StateDirectory, directory: int, change: Sequence[DeviceBlock], *, without: Iterable[str] = ()
-) -> None:
-    """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
+def write_blocks(state: StateDirectory, blocks: Iterable[DeviceBlock]) -> None:
+    """Write drains and reservations to the file and, for the machine's directory, to :data:`KEPT`.
 
-    :data:`KEPT` is written first; missing parents are made. Ended reservations, and blocks that :func:`read_blocks`
-    skips, are dropped.
-
-    Args:
-        state: The state directory.
-        directory: Its descriptor, locked: a lease that is published later is checked against the new blocks.
-        change: Blocks to add.
-        without: Identities of blocks to remove; unknown ones are ignored.
+    :data:`KEPT` is written first; missing parents are made. The caller has locked the directory: a lease that is
+    published later is checked against the new blocks.
 
     Raises:
-        LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When a file cannot be written. No block changes now; but if :data:`KEPT` was written and the other
             file was not, the change becomes active with the next boot.
     """
-    check_permission(state, os.fstat(directory).st_uid)
-    gone = set(without)
-    kept = [block for block in read_blocks(state) if block.id not in gone]
-    listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
+    listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in blocks]
     text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
     # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
     paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
