@@ -41,6 +41,7 @@ def test_words_of_bytes_work_as_in_subprocess_run(acme):
     for command, options in ((b"echo $ACME_VISIBLE", {"shell": True}), ([b"sh", b"-c", b"echo $ACME_VISIBLE"], {})):
         done = aa.run("APU", command, machine="sim:A1", capture_output=True, text=True, **options)
         assert (done.args, done.stdout.strip()) == (command, aa.detect("sim:A1").devices[0].id)
+    assert aa.run("APU", ["./true"], machine="sim:A1", cwd=b"/bin").returncode == 0
     with pytest.raises(aa.CommandNotFoundError, match="the command 'no-such' was not found"):
         aa.run("APU", [b"no-such"], machine="sim:A1")
 
@@ -77,6 +78,15 @@ def test_a_command_that_is_not_there(acme):
         aa.run("APU", ["/etc/passwd"], machine="sim:A1")
     with pytest.raises(FileNotFoundError, match="/no/such/dir"):
         aa.run("APU", ["true"], machine="sim:A1", cwd="/no/such/dir")
+
+
+def test_a_command_that_is_not_there_does_not_wait_for_devices(acme, anyaccel):
+    with aa.acquire("APU", machine="sim:A1:1"):
+        with pytest.raises(aa.CommandNotFoundError):
+            aa.run("APU", ["no-such-command"], machine="sim:A1:1", wait=PATIENCE)
+        for options in ((), ("--ranks",)):
+            done = anyaccel("run", *options, "--machine", "sim:A1:1", "APU", "--no-wait", "--", "no-such-command")
+            assert done.returncode == 127
 
 
 def test_a_worker_knows_what_it_holds(acme):
@@ -142,6 +152,18 @@ def test_the_terminal_is_the_commands_own(acme):
     assert "True True True typed" in read_to_end(main).decode()
     os.close(main)
     assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(("run", "APU:1", "--", "true"), 0), (("hold", "APU:1", "--for", "1s"), 0), (("config", "--check", "file"), 2)],
+)
+def test_a_working_directory_that_was_deleted_is_no_traceback(arguments, status, acme, tmp_path):
+    where = ["--machine", "sim:Acme-Whole:4"] if arguments[0] != "config" else []
+    words = [sys.executable, "-m", "anyaccel", *where, *arguments]
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    done = subprocess.run(["sh", "-c", script, tmp_path / "gone", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
 def test_ignored_signals_are_not_handed_on(acme):

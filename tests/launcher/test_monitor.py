@@ -163,6 +163,16 @@ def test_the_monitor_holds_nothing_of_the_callers(anyaccel, lines):
     assert len(lines(1)) == 1
 
 
+def test_a_parent_that_ignores_sigchld_costs_no_time_limit(lines):
+    command = [sys.executable, "-m", "anyaccel", "run", *MACHINE, "APU:1", "--time", "1s", "--", "sleep", "1000"]
+    ignore = (
+        f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv({sys.executable!r}, {command})"
+    )
+    done = subprocess.run([sys.executable, "-c", ignore], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "anyaccel: time limit of 1s reached: ended\n")
+    assert len(lines(1)) == 1
+
+
 def test_a_hold_is_given_back_in_time(anyaccel, lines):
     assert anyaccel("hold", *MACHINE, "APU:2", "--time", "1s").returncode == 0
     (line,) = lines(1)

@@ -27,14 +27,26 @@ def test_every_printable_id_can_be_written_and_read(own, extent):
 VENDORS = st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True)
 
 
-@given(VENDORS, PRINTABLE, st.sampled_from(["", "89abcdef|0123456789ab|"]))
-def test_every_device_of_every_vendor_has_a_name_that_a_file_can_have(vendor, device, scope):
+TIMES = st.integers(0, (1 << 40) - 1)
+
+
+@given(VENDORS, PRINTABLE, st.sampled_from(["", "89abcdef|0123456789ab|"]), TIMES)
+def test_every_device_of_every_vendor_has_a_name_that_a_file_can_have(vendor, device, scope, time):
     named = entries.device_name(vendor, device, scope)
     assert entries.device_name(vendor, f"{vendor}/{device}", scope) == named
-    name = entries.lease_name(named, Extent(9999, (1 << 32) - 1), entries.new_nonce(), (4_194_304, 10**15), (1, 2, 3))
+    owner, period = (4_194_304, 10**15), entries.Period(time, time)
+    name = entries.lease_name(named, Extent(9999, (1 << 32) - 1), entries.new_nonce(), owner, (1, 2, 3), period)
     assert len(name) <= 255
     lease = entries.parse_lease(name)
     assert (lease.device, lease.understood) == (named, True)
+
+
+@given(st.none() | TIMES, st.none() | TIMES)
+def test_a_lease_says_when_it_ends_and_when_it_passed_others(until, passed):
+    """Whatever digits the two times have."""
+    wanted = entries.Period(until, None if until is None else passed)
+    name = entries.lease_name("a", Extent(), entries.new_nonce(), period=wanted)
+    assert entries.parse_lease(name).period == wanted
 
 
 def test_long_ids_of_one_vendor_have_different_names():

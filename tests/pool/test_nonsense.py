@@ -115,6 +115,36 @@ def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
     assert one.submit(pow, 2, 5).result(60) == 32
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        7,
+        (1, 2, 3),
+        ([1], None, "soon"),
+        ([1], None, float("nan")),
+        ([1], None, -1.0),
+        ([1, 2], None, 0.1),
+        ([], None, 0.1),
+    ],
+    ids=str,
+)
+def test_a_map_whose_worker_sends_no_answer_to_a_batch_fails_in_its_place(pool, answer):
+    def lie(number):
+        if number == 2:
+            frame = sys._getframe()
+            while "message" not in frame.f_locals:
+                frame = frame.f_back
+            say(head(MessageKind.RESULT, 0, frame.f_locals["message"].number) + dumps(answer).data)
+        return number
+
+    one = pool()
+    found = one.map(lie, range(50), timeout=60)
+    assert [next(found), next(found)] == [0, 1]
+    with pytest.raises(aa.RemoteError, match="no answer to a batch of 1 call"):
+        next(found)
+    assert one.submit(pow, 2, 5).result(60) == 32
+
+
 def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
     class Liar:
         def speak(self):

@@ -50,6 +50,7 @@ def test_a_drained_device_is_seen_by_all(acme):
     out, _ = run("why", "APU:2", code=4)
     assert "drained by" in out
     assert f"anyaccel undrain {drain['drain']}" in out
+    assert "undrain" not in run("why", "APU,id=other", code=3)[0], "no end of a drain would help"
     (withheld,) = read("queue")["withheld"]
     assert (withheld["state"], withheld["device"]) == ("drained", "acme-1")
     assert "acme/1: drained by" in run("queue")[1]

@@ -67,9 +67,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     """Report the faults of a file."""
-    path = os.path.abspath(args.check)
-    if not os.path.exists(path):
+    if not os.path.exists(args.check):
         raise UsageError(f"--check must be a file (got {printable(args.check)!r}, which cannot be found)")
+    path = os.path.abspath(args.check)
     kind, read = configuration.find_reader(path)
     found = tuple(diagnose_file(read))
     if args.json:

@@ -7,8 +7,11 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
     from typing import NoReturn
+else:
+    import _signal as signal  # without enumerations, whose modules '--version' does not import
 
 ALLOCATIONS = 50_000
 """Allocations between two runs of the garbage collector. Imported modules are never garbage; a run after each 700, the
@@ -22,12 +25,14 @@ def program() -> NoReturn:
     """Run the command line of this process, and end the process.
 
     The interpreter is not finalized unless threads, exit handlers, a tracer or a profiler depend on that: finalizing
-    takes a fifth of the time of an interpreter's start.
+    takes a fifth of the time of an interpreter's start. SIGCHLD gets its default action: a parent may have it ignored,
+    which exec keeps, and then no exit status of a child can be read.
     """
     import gc
 
     from anyaccel.forkserver.start import allow_fork
 
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(ALLOCATIONS)
     allow_fork()
     status = main()

@@ -22,6 +22,7 @@ from anyaccel.cli.options import (
     start_options,
 )
 from anyaccel.errors import RequestError, UnknownNameError, UsageError
+from anyaccel.launcher import require_program
 from anyaccel.model import Share, format_share, format_slots
 
 TYPE_CHECKING = False
@@ -61,10 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command, or the user's shell."""
-    if args.signal is not None:
-        from anyaccel.launcher.time_limit import check_early
-
-        args.signal = check_early(args.signal, args.time)  # an error now, rather than after a wait for devices
+    _check_ahead(args)
     # An option of an extension, such as --ranks, takes the command over.
     for extension in args.extensions:
         status: int | None = extension.main(args)
@@ -89,6 +87,16 @@ def main(args: argparse.Namespace) -> int:
     if hold.lease:
         hold.lease.inherit()  # from here on the command and its children carry the lease
     return hold.launch.become(args.command)
+
+
+def _check_ahead(args: argparse.Namespace) -> None:
+    """Check the early signal and the program: an error now, rather than after a wait for devices."""
+    if args.signal is not None:
+        from anyaccel.launcher.time_limit import check_early
+
+        args.signal = check_early(args.signal, args.time)
+    if args.command:
+        require_program(args.command[0])
 
 
 def acquire_devices(

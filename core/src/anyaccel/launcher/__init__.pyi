@@ -28,9 +28,9 @@ from anyaccel.launcher.scope import LedgerRequest as LedgerRequest
 from anyaccel.launcher.scope import Scope as Scope
 from anyaccel.launcher.start import JOB_NAME as JOB_NAME
 from anyaccel.launcher.start import become as become
-from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import fork_child as fork_child
 from anyaccel.launcher.start import make_start_error as make_start_error
+from anyaccel.launcher.start import require_program as require_program
 from anyaccel.launcher.start import start_detached as start_detached
 from anyaccel.launcher.time_limit import EarlySignal as EarlySignal
 from anyaccel.launcher.time_limit import TimeLimit as TimeLimit

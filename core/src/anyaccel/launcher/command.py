@@ -13,7 +13,7 @@ from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
 from anyaccel.launcher.launch import RunOptions, TakeOptions, check_options
-from anyaccel.launcher.start import make_start_error
+from anyaccel.launcher.start import make_start_error, require_program
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, describe_timeout, print_line
 from anyaccel.linux import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree, process
 from anyaccel.linux import mark as marks
@@ -105,6 +105,8 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     terms: dict[str, Any] = {"bind": None}  # whole devices are bound by default: the command is started by us
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
     check = given.pop("check", False)
+    if not given.get("shell"):
+        require_program(given.get("executable") or program, terms.get("environ"), given.get("cwd"))
     with take(request, marks.draw, grouped=True, **terms) as lease:
         lease.begin_entry(program)
         limit = TimeLimit.for_lease(lease.lease, terms.get("time"), grace, early)

@@ -479,8 +479,8 @@ def make_sampler(
     if not machine.startswith(SIMULATION):
         with contextlib.suppress(ConfigurationError):
             every = float(configuration.user().get("journal.sample_every"))
-    if machine != HOST:
-        machine = os.path.abspath(machine)  # the monitor changes its working directory
+        if machine != HOST:
+            machine = os.path.abspath(machine)  # the monitor changes its working directory
     return Sampler(replace(inventory, machine=machine, devices=devices), every, tell)
 
 

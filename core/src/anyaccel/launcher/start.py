@@ -89,7 +89,7 @@ def make_wrapper(
     mark: Mark,
     group: WorkerGroup | None,
     environ: Mapping[str, str] | None = None,
-    directory: str | None = None,
+    directory: str | bytes | os.PathLike[Any] | None = None,
     *,
     named: bool = True,
 ) -> list[str]:
@@ -128,7 +128,9 @@ def _prlimit() -> str | None:
     return shutil.which("prlimit")
 
 
-def check_program(program: str, environ: Mapping[str, str] | None = None, directory: str | None = None) -> None:
+def check_program(
+    program: str, environ: Mapping[str, str] | None = None, directory: str | bytes | os.PathLike[Any] | None = None
+) -> None:
     """Raise the error of :class:`subprocess.Popen` if a program does not exist, or is not executable.
 
     Other obstacles, such as an unknown file format, are not noticed.
@@ -143,11 +145,25 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
     """
     name = os.fsdecode(program)
     paths = [""] if "/" in name else os.get_exec_path(environ)
-    found = [os.path.join(directory or "", path, name) for path in paths]
+    found = [os.path.join(os.fsdecode(directory or ""), path, name) for path in paths]
     if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
         return
     code = errno.EACCES if any(os.path.exists(path) for path in found) else errno.ENOENT
     raise OSError(code, os.strerror(code), name)
+
+
+def require_program(
+    program: str, environ: Mapping[str, str] | None = None, directory: str | bytes | os.PathLike[Any] | None = None
+) -> None:
+    """Check a program like :func:`check_program`, before a command waits for devices.
+
+    Raises:
+        CommandNotFoundError, CommandNotRunnableError: If the program does not exist, or is not executable.
+    """
+    try:
+        check_program(program, environ, directory)
+    except OSError as error:
+        raise make_start_error(os.fsdecode(program), error) from error
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
@@ -171,9 +187,10 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 def make_start_error(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
     """Make the error of a failed start: not found if the file or a directory is missing, else not runnable."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
+        return CommandNotFoundError(f"the command {program!r} was not found", hint="check its name and PATH")
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return CommandNotRunnableError(f"the command {program!r} cannot be run: {reason}; check that it is executable")
+    message = f"the command {program!r} cannot be run: {reason}"
+    return CommandNotRunnableError(message, hint="check that it is executable")
 
 
 def fork_child(body: Callable[[], int]) -> int:

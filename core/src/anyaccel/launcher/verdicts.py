@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
-from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.errors import AnyaccelError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
@@ -294,7 +294,9 @@ class ActiveLeases(Value):
         return cls(records=records, devices=devices, holders=holders, withheld=frozenset(blocks.values()))
 
     def add_hints(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with the hints of the leases that hold taken devices; unchanged if the request fits."""
+        """Return the verdict with the hints of the leases that hold taken devices; unchanged if no end of one helps."""
+        if verdict.fits_now or not verdict.ever_fits:
+            return verdict
         blocking = {device for reason in verdict.reasons for device in reason.devices}
         ways = (record.hint for record in self.records if record.device in blocking)
         return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
@@ -396,13 +398,13 @@ class LeaseWatch:
 
 
 def watch_leases(
-    inventory: Inventory, *, every: float = LOOK_SECONDS, environ: Mapping[str, str] | None = None
+    inventory: Inventory, *, every: Duration = LOOK_SECONDS, environ: Mapping[str, str] | None = None
 ) -> LeaseWatch:
     """Watch the leases, drains and reservations of a machine for changes.
 
     Args:
         inventory: The machine.
-        every: Seconds between two looks at the ledger.
+        every: Time between two looks at the ledger, in seconds or as a text such as ``"5s"``.
         environ: The environment, which may name the state directory; that of this process if None.
 
     Returns:
@@ -411,7 +413,7 @@ def watch_leases(
         :func:`anyaccel.leases`, such as LedgerError if the ledger cannot be read, and may go on after that.
 
     Raises:
-        UsageError: If ``every`` is not more than 0.
+        UsageError: If ``every`` is no duration.
 
     Examples:
         >>> watch = anyaccel.watch_leases(anyaccel.detect("sim:H100:2"))
@@ -421,6 +423,4 @@ def watch_leases(
         ...     len(next(watch))
         1
     """
-    if not every > 0:
-        raise UsageError(f"every must be seconds, more than 0 (got {every!r:.60})")
-    return LeaseWatch(inventory, environ, every)
+    return LeaseWatch(inventory, environ, read_seconds("every", every, positive=True))

@@ -14,7 +14,7 @@ names alone.
 - The mark is the mark of the processes that were started with the lease, as 16 hexadecimal digits of
   :func:`anyaccel.linux.mark.limit`, zeros for none. With a process id of 0, only carriers of the mark keep the lease.
 - A lease with a time limit has ``.e`` and the end before the nonce, in milliseconds since the boot as hexadecimal
-  digits. If the request passed earlier requests, ``b`` and the time of that follow.
+  digits. If the request passed earlier requests, a hyphen and the time of that follow.
 
 The name of a ticket is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``. The number is the time of arrival in
 microseconds since the boot. Rank and number have leading zeros, so that the order of the names is the order of service.
@@ -47,7 +47,7 @@ from types import MappingProxyType
 
 from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
-from anyaccel.linux import UNSEEN, is_populated, process
+from anyaccel.linux import UNSEEN, process
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import me
 from anyaccel.model import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent, Value, replace
@@ -71,7 +71,7 @@ _INNER = r"([0-9a-f]{8}\|)?[0-9a-f]{12}\|"
 _ESCAPES = {code: f"%{code:02X}" for code in range(128) if not chr(code).isalnum() and chr(code) not in ":@+_-"}
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
-_TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(b(?P<passed>[0-9a-f]{1,10}))?)?"
+_TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(-(?P<passed>[0-9a-f]{1,10}))?)?"
 _LEASE = re.compile(rf"v2\.(?P<device>[^.]+)\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}")
 _ANY_LEASE = r"v[0-9]+\.(?P<device>[^.]+)(\..*)?"
 _TICKET = rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>([0-9a-f]{{8}})*|\+)"
@@ -267,7 +267,7 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
     term = "" if period.until is None else f".e{period.until:x}"
     if period.until is not None and period.passed is not None:
-        term += f"b{period.passed:x}"
+        term += f"-{period.passed:x}"
     marked = marks.limit(mark) if mark else 0
     return f"v2.{encode(device)}.{extent.units}{slots}.{pid}.{start}.{marked:016x}{term}.{nonce}"
 
@@ -615,6 +615,8 @@ class Tenure(Value):
         left = self.until - process.boot_seconds()
         if left > 0:
             return f"{RENEWED} {elapsed(left)} unless renewed"
+        from anyaccel.linux import is_populated  # few leases are on behalf of others
+
         for path, inode in self.groups:
             populated = is_populated(path, inode)
             if populated:

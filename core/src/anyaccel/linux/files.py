@@ -9,7 +9,8 @@ import os
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     """Replace a file atomically and durably: readers see the old content or the new content.
 
-    A leftover of an interrupted call, ``PATH.new``, is removed first. A link is replaced, not followed.
+    Of several processes that write at once, the last one wins. A link is replaced, not followed. A process that is
+    killed in between leaves a file ``PATH.*.new``.
 
     Args:
         path: The file.
@@ -19,9 +20,7 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     Raises:
         OSError: When the file cannot be written; the old file stays.
     """
-    new = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):  # of a process that was killed in between
-        os.unlink(new)
+    new = f"{path}.{os.urandom(4).hex()}.new"  # a name of its own: another process may write at the same time
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -30,6 +29,7 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(new, path)
-    except OSError:
-        os.unlink(new)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):  # an interrupt just after the replacement
+            os.unlink(new)
         raise

@@ -6,6 +6,7 @@ terminal or in a notebook.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -19,8 +20,9 @@ from math import inf
 from typing import Any, Self, TextIO, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
+from anyaccel.errors import RemoteError
 from anyaccel.model import Value
-from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
+from anyaccel.pool.call import AwaitableFuture, CallFuture, has_result, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.reactor import allow_forks, reactor
 from anyaccel.text import elapsed
@@ -224,8 +226,8 @@ class Batches:
         self._tail = max(1, prefetch_limit // 2)
         self._report = ProgressCounter(len(parts), progress if parts else False).count
         self._in_order = in_order
-        self._calls: dict[Future[Any], tuple[int, AwaitableFuture[Future[Any]]]] = {}
-        self._vacant: deque[AwaitableFuture[Future[Any]]] = deque()
+        self._calls: dict[Future[Any], tuple[int, AwaitableFuture[tuple[Future[Any], int]]]] = {}
+        self._vacant: deque[AwaitableFuture[tuple[Future[Any], int]]] = deque()
         self._over = False
         try:
             while parts and (size is not None or len(self._calls) < prefetch_limit):
@@ -267,10 +269,10 @@ class Batches:
         self._calls[call] = len(batch), place
         return call
 
-    def _add_place(self) -> AwaitableFuture[Future[Any]]:
+    def _add_place(self) -> AwaitableFuture[tuple[Future[Any], int]]:
         """Append a place to ``futures``, and return it."""
         # Not the future of a call: that is done before the next batch is submitted, and so would end the loop.
-        place: AwaitableFuture[Future[Any]] = AwaitableFuture()
+        place: AwaitableFuture[tuple[Future[Any], int]] = AwaitableFuture()
         place.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
         self.futures.append(place)
         return place
@@ -288,22 +290,23 @@ class Batches:
         remaining calls; the exception of the latter is raised where results are taken, after those that are there.
         """
         count, place = self._calls.pop(call)
-        values, seconds = 0, 0.0
-        if not (call.cancelled() or call.exception() is not None):
-            results, _, seconds = call.result()
-            values = len(results)
+        values: list[Any] = []
+        seconds = 0.0
+        if has_result(call):
+            with contextlib.suppress(RemoteError):  # raised where the results are taken
+                values, _, seconds = read_batch(call, count)
         if call.cancelled() and not self._over:  # the pool was shut down
             self.cancel()
         if self._parts:
-            quick = int(BATCH_SECONDS * values / max(seconds, 1e-9))
+            quick = int(BATCH_SECONDS * len(values) / max(seconds, 1e-9))
             size = max(1, min(quick, 4 * count, len(self._parts) // self._tail))
             try:
                 self._submit_next(size, late=True).add_done_callback(self._on_done)
             except BaseException as error:  # noqa: BLE001 - raised where results are taken
                 self.cancel()
                 self._add_place().set_exception(error)
-        self._report(count, count - values)
-        (place if self._in_order else self._vacant.popleft()).set_result(call)
+        self._report(count, count - len(values))
+        (place if self._in_order else self._vacant.popleft()).set_result((call, count))
 
 
 class MapResults(Results[T]):
@@ -329,16 +332,31 @@ class MapResults(Results[T]):
         """Remove the first future; store the values of its batch, and the exception of a failed call if any.
 
         Args:
-            value: The finished future of the batch.
+            value: The finished future of the batch, and the number of its calls.
 
         Raises:
-            BaseException: The exception of the whole batch, such as a lost worker or a cancellation.
+            BaseException: As for :func:`read_batch`.
         """
         self._futures.popleft()
-        values, failure, _ = value.result()
+        values, failure, _ = read_batch(*value)
         self._values.extend(values)
         if failure is not None:
             self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
+
+
+def read_batch(call: Future[Any], count: int) -> tuple[list[Any], bytes | None, float]:
+    """Return the values of a finished batch, the pickled exception of the call that ended it, and the duration.
+
+    Raises:
+        RemoteError: When the worker's answer is none to a batch of so many calls.
+        BaseException: The exception of the whole batch, such as a lost worker or a cancellation.
+    """
+    match call.result():
+        case ([*values], bytes() | None as failure, float(seconds)) if (
+            0 <= seconds < inf and len(values) <= count and (failure is None) == (len(values) == count)
+        ):
+            return values, failure, seconds
+    raise RemoteError(f"a worker has sent what is no answer to a batch of {count} calls")
 
 
 def check_batch(**sizes: object) -> None:

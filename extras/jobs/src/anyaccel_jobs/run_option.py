@@ -111,15 +111,8 @@ def main(args: argparse.Namespace) -> int | None:
         from anyaccel.cli import acquire_devices
 
         return _start(args, acquire_devices(args))
-    from anyaccel.launcher import check_program, make_start_error
-
     from anyaccel_jobs.jobs_command import detach
 
-    try:
-        # A job whose command does not exist would only fail after its wait.
-        check_program(args.command[0])
-    except OSError as error:
-        raise make_start_error(args.command[0], error) from error
     return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
 
 
