@@ -217,6 +217,8 @@ def test_resume_alone_goes_on_with_the_recorded_command_in_its_directory(acme, a
     assert anyaccel("sweep", "--resume", "--jobs", "1").returncode == 1, "the newest here"
     assert Path("ran").read_text().split().count("b") == 4
     assert anyaccel("sweep", "--resume", "--", "true").returncode == 2
+    refused = anyaccel("sweep", "--resume", str(folder))
+    assert refused.stderr.splitlines()[-1] == f"anyaccel: as in: anyaccel sweep --resume --out {folder}"
     Path("good").touch()
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")

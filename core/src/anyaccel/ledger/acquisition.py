@@ -34,12 +34,12 @@ from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
 from anyaccel.linux import FileEvents, process
 from anyaccel.linux import mark as marks
-from anyaccel.model import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent, replace
+from anyaccel.model import UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
-devices do not suffice. An empty choice is valid."""
+devices do not suffice. A choice is of candidates, and of wholes as divided; an empty choice is valid."""
 
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Function called with the queue position, 1 for the next to be served, and the leases of suitable devices: once in
@@ -199,7 +199,7 @@ class Acquisition:
             LeaseCancelledError: When our ticket was cancelled.
             LimitError: When the request is over a limit of this user, whatever leases the user releases.
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
-            ValueError: When ``choose`` returns an impossible choice. Exceptions of ``choose`` itself pass unchanged.
+            Exception: As ``choose`` raises.
         """
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._ticket is not None and self._ticket.cancelled:
@@ -326,7 +326,7 @@ class Acquisition:
         self._conflicts += 1
         return None
 
-    def _find_choice(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
+    def _find_choice(self, directory: int, listing: Listing) -> Mapping[str, Extent] | None:
         """Choose what to hold if no request ahead and no limit is in the way; update the position and ``limits``.
 
         Devices that are reserved for this user are tried first, as a request for them alone; then all, of which as few
@@ -365,7 +365,7 @@ class Acquisition:
         reserved = self._want.candidates.intersection(chain.from_iterable(own)) - self._find_barred()
         return (reserved, None) if reserved else (None,)
 
-    def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
+    def _select(self, directory: int, listing: Listing) -> Mapping[str, Extent] | None:
         """Let the caller choose by the names of leases, and check only the locks on which the choice depends.
 
         A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
@@ -389,7 +389,9 @@ class Acquisition:
         self._count_out(directory, [lease for lease in listing.leases if lease.name not in left])
         return self._ask(listing, self._over) if len(self._over) > before else None
 
-    def _spare_others(self, listing: Listing, choice: dict[str, Extent], prefer: frozenset[str]) -> dict[str, Extent]:
+    def _spare_others(
+        self, listing: Listing, choice: Mapping[str, Extent], prefer: frozenset[str]
+    ) -> Mapping[str, Extent]:
         """Return a choice with fewer devices outside of ``prefer``: each is left out without which the request fits."""
         # Else the reserved devices would stay idle, and others would wait for devices that this request does not need.
         others = choice.keys() & (self._want.candidates - prefer)
@@ -440,36 +442,19 @@ class Acquisition:
                 except OSError:
                     self._look_soon = True
 
-    def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
-        """Call ``choose`` as if the leases in ``over`` had ended, and check the answer.
-
-        Returns:
-            A copy of the choice; None if the free devices do not suffice.
+    def _ask(self, listing: Listing, over: Collection[str]) -> Mapping[str, Extent] | None:
+        """Call ``choose`` as if the leases in ``over`` had ended; None if the free devices do not suffice.
 
         Raises:
-            ValueError: When the choice has impossible units or slots, or a device that is no candidate; ``wholes`` may
-                be chosen as divided.
             OSError: As ``choose`` raises; also recorded, so that the error is not taken for a fault of the directory.
         """
         try:
-            chosen = self._choose(self._taken(listing, over))
+            return self._choose(self._taken(listing, over))
         except OSError as error:
             self._callers = error
             raise
-        if chosen is None:
-            return None
-        choice = dict(chosen)
-        for device, extent in choice.items():
-            if extent.divided and device in self._want.wholes:
-                continue
-            if device not in self._want.candidates:
-                raise ValueError(f"what is chosen must be a candidate (got {device!r})")
-            some_slots = extent.slots == ANY_SLOTS or 0 < extent.slots < 1 << MOST_SLOTS
-            if not some_slots or not 0 < extent.units <= UNITS_PER_DEVICE:
-                raise ValueError(f"what is chosen of {device!r} must be 1 to 10000 units and some slots (got {extent})")
-        return choice
 
-    def _publish(self, directory: int, choice: dict[str, Extent], marked: Collection[marks.Mark]) -> Lease | None:
+    def _publish(self, directory: int, choice: Mapping[str, Extent], marked: Collection[marks.Mark]) -> Lease | None:
         """Publish the lease if the chosen extents are still free and the request is still next.
 
         Args:
@@ -533,7 +518,7 @@ class Acquisition:
             self._files[device].discard()
             del self._files[device]
 
-    def _still_free(self, directory: int, choice: dict[str, Extent], drawn: marks.Mark | None) -> bool:
+    def _still_free(self, directory: int, choice: Mapping[str, Extent], drawn: marks.Mark | None) -> bool:
         """Return whether a choice can be published; then the devices' own locks are held.
 
         It can if the directory is the same, no limit or ticket is in the way, the extents are free, no other lease has
@@ -553,9 +538,7 @@ class Acquisition:
         if self._state.replaced(directory):
             return False
         self.update_position(directory, listing)
-        if self.before:
-            return False
-        if self.over_limits(directory, listing, self._over):
+        if self.before or self.over_limits(directory, listing, self._over):
             return False
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]

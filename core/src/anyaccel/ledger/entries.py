@@ -47,7 +47,7 @@ from types import MappingProxyType
 
 from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
-from anyaccel.linux import UNSEEN, is_populated, process
+from anyaccel.linux import UNSEEN, process
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import me
 from anyaccel.model import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent, Value, replace
@@ -615,6 +615,8 @@ class Tenure(Value):
         left = self.until - process.boot_seconds()
         if left > 0:
             return f"{RENEWED} {elapsed(left)} unless renewed"
+        from anyaccel.linux import is_populated  # few leases are on behalf of others
+
         for path, inode in self.groups:
             populated = is_populated(path, inode)
             if populated:

@@ -98,27 +98,17 @@ def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
     Raises:
         OSError: When the directory cannot be read, or a lock cannot be tested.
     """
-    changed = _list_changed(directory)
-    leases = listing.leases if changed else ()
-    active = find_active(directory, leases)
-    held = {lease.device for lease in leases if lease.name in active}
-    return {device: changed[device] for device in sorted(changed.keys() - held)}
-
-
-def _list_changed(directory: int) -> dict[str, str]:
-    """Return the devices that a vendor has changed for a holder in this boot, with the identity of the lease.
-
-    An interrupted change counts, too. Files that cannot be read, or have other content, are skipped.
-
-    Raises:
-        OSError: When the directory cannot be read.
-    """
-    found = {}
+    changed = {}
     for name in os.listdir(directory):
         device = decode(name.removeprefix(HANDOVER)) if name.startswith(HANDOVER) else None
+        # A file that cannot be read, or has other content, is skipped.
         if device is not None and (content := _parse(read_body(directory, name))):
-            found[device] = content[0]
-    return found
+            changed[device] = content[0]
+    if not changed:
+        return {}
+    active = find_active(directory, listing.leases)
+    held = {lease.device for lease in listing.leases if lease.name in active}
+    return {device: changed[device] for device in sorted(changed.keys() - held)}
 
 
 def _parse(data: bytes) -> tuple[str, str] | None:

@@ -101,7 +101,7 @@ class Ledger:
             LedgerBusyError: When another process keeps the directory locked.
             LedgerError: When the kernel is out of space or descriptors.
             UsageError: When ``wait`` or ``priority`` is out of range.
-            ValueError: When a choice is impossible. Exceptions of ``choose`` itself pass unchanged.
+            Exception: As ``choose`` raises.
         """
         return Acquisition(self.state, want, choose, **terms).get()
 
@@ -308,7 +308,6 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read, or ``choose`` raises an OSError. Other exceptions of ``choose``
                 pass unchanged.
-            ValueError: When a choice is impossible.
         """
         newcomer = self._make_newcomer(want, priority, choose)
         with self._looking() as (directory, listing):

@@ -146,7 +146,7 @@ def _engine(name: str) -> str:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.resume:
-        args.out = _find_folder(args.out)
+        args.out = _find_folder(args)
     if not args.request:
         args = _recall(args)
     each: dict[str, tuple[str, ...]] = {}
@@ -242,12 +242,18 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     return status
 
 
-def _find_folder(out: str | None) -> str:
-    """Return the directory of the sweep to resume: ``out``, or the newest one in the working directory.
+def _find_folder(args: argparse.Namespace) -> str:
+    """Return the directory of the sweep to resume: that of ``--out``, or the newest one in the working directory.
 
     Raises:
-        UsageError: When there is no sweep.
+        UsageError: When there is no sweep, or the directory stands in the place of the request.
     """
+    out: str | None = args.out
+    if args.command is None and len(args.request) == 1 and os.path.isdir(args.request[0]):
+        raise UsageError(
+            f"the directory of the sweep to resume must follow --out (got {args.request[0]!r} as the request)",
+            hint=f"as in: anyaccel sweep --resume --out {shlex.quote(args.request[0])}",
+        )
     if out is not None:
         if not os.path.exists(f"{out}/{JOB_LOG}"):
             raise UsageError(
