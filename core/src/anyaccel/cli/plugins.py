@@ -41,8 +41,8 @@ def main(args: argparse.Namespace) -> int:
     unknown = [vendor for vendor in args.vendor if vendor not in entries]
     if unknown:
         raise UsageError(
-            f"no plug-in for {unknown[0]!r} is installed (installed: {', '.join(sorted(entries)) or 'none'});"
-            f" try 'pip install anyaccel-{unknown[0]}'"
+            f"no plug-in for {unknown[0]!r} is installed (installed: {', '.join(sorted(entries)) or 'none'})",
+            hint=f"try 'pip install anyaccel-{unknown[0]}'",
         )
     chosen = [entries[vendor] for vendor in sorted(args.vendor or entries)]
     if args.json:

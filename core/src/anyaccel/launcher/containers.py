@@ -47,7 +47,8 @@ def merge_edits(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
             if env.setdefault(name, value) != value:
                 raise EnvConflictError(
                     f"{owner[name]} and {vendor} set the variable {name} differently in a container"
-                    f" ({env[name]!r} and {value!r}), so one container cannot hold both; set ANYACCEL_PLUGINS to one"
+                    f" ({env[name]!r} and {value!r}), so one container cannot hold both",
+                    hint="set ANYACCEL_PLUGINS to one",
                 )
             owner.setdefault(name, vendor)
     all_of_them = edits.values()

@@ -187,9 +187,10 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 def make_start_error(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
     """Make the error of a failed start: not found if the file or a directory is missing, else not runnable."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
+        return CommandNotFoundError(f"the command {program!r} was not found", hint="check its name and PATH")
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return CommandNotRunnableError(f"the command {program!r} cannot be run: {reason}; check that it is executable")
+    message = f"the command {program!r} cannot be run: {reason}"
+    return CommandNotRunnableError(message, hint="check that it is executable")
 
 
 def fork_child(body: Callable[[], int]) -> int:

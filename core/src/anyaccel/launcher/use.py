@@ -174,7 +174,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         _calls.append(me)
         if _calls[0] is not me:
             raise UsageError(  # noqa: TRY301
-                "another thread of this process is about to use devices; ask for all at once, in one thread"
+                "another thread of this process is about to use devices", hint="ask for all at once, in one thread"
             )
         used = _active
         if used is None:
