@@ -4,7 +4,7 @@ import anyaccel as aa
 import pytest
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
-from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind
+from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind, Share
 from anyaccel.vendors.contract import HOOKS
 from anyaccel.vendors.discovery import installed
 from anyaccel.vendors.process import find_process
@@ -84,6 +84,24 @@ def test_answers_are_checked_in_our_process(careless):
     context = EnvContext(devices=(device,), shares={})
     assert "may only touch variables" in reason_of(lambda: vendor.env([device], context))
     assert [product.name for product in vendor.ask("products")] == ["C"]
+
+
+def test_edits_are_kept_as_long_as_the_same_is_asked(install):
+    counting = CARELESS.replace('{"PATH": "/mine"}', '{"CARELESS": str(next(numbers))}')
+    install("careless", counting + "from itertools import count\nnumbers = count(1)\n")
+    vendor = find_process(next(source for source in installed()[0] if source.vendor == "careless"))
+    device = Device(id="c0", index=0, model="C", vendor="careless")
+    environ = {"A": "1"}
+
+    def ask(**more):
+        return vendor.env([device], EnvContext(devices=(device,), environ=environ, **more)).set["CARELESS"]
+
+    assert [ask(), ask()] == ["1", "1"]
+    environ["A"] = "2"
+    assert [ask(), ask()] == ["2", "2"]
+    assert [ask(mask="index"), ask(mask="index")] == ["3", "3"]
+    assert [ask(shares={"c0": Share(device=device)}), ask(shares={"c0": Share(device=device)})] == ["4", "4"]
+    end_vendors()
 
 
 ANOTHER = """

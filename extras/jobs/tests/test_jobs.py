@@ -61,6 +61,42 @@ def alive(pid):
         return False
 
 
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch):
+    """Jobs lie on a disk of 64 KiB; gives its path."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", path], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("mounting is not allowed here")
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_job_that_fills_the_disk_with_its_output_is_not_lost(run, small_disk):
+    number = submit(run, "sh", "-c", "cat /dev/zero; exit 7")
+    run("wait", number, status=7)
+    assert os.statvfs(small_disk).f_bavail == 0
+    (found,) = json.loads(run("jobs", "--json"))["jobs"]
+    assert (found["state"], found["exit_status"]) == ("failed", 7)
+
+
+def test_a_job_that_cannot_be_recorded_does_not_start(run, anyaccel, small_disk):
+    (small_disk / "anyaccel" / "jobs").mkdir(parents=True, mode=0o700)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "fill").write_bytes(bytes(1 << 17))
+    done = anyaccel("run", "--detach", "A1:1", "--", "true")
+    jobs = small_disk / "anyaccel" / "jobs"
+    assert done.stderr.splitlines()[-2:] == [
+        f"anyaccel: the job cannot be recorded in {jobs}: No space left on device",
+        "anyaccel: make room there, or set XDG_STATE_HOME to another place of your own",
+    ]
+    assert (done.returncode, done.stdout, list(jobs.iterdir())) == (6, "", [])
+    assert Ledger.open().leases() == ()
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_log_that_its_job_has_replaced_is_refused(run, anyaccel, make):
     number = submit(run, "true")

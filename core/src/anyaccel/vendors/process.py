@@ -39,6 +39,8 @@ from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Ou
 SIMULATION_LIMIT = 256 << 20
 """Most bytes of an answer about a simulated machine."""
 MOST_DEATHS = 2
+MOST_EDITS = 256
+"""Most sets of devices whose edits are kept; each comes with a copy of the environment."""
 
 Answers = dict[str, tuple[Source, Outcome]]
 
@@ -70,6 +72,7 @@ class VendorProcess(GuardedProcess):
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
+        self._edits: dict[tuple[str, ...], tuple[tuple[Any, ...], EnvEdits]] = {}
         self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
@@ -85,11 +88,21 @@ class VendorProcess(GuardedProcess):
         return hook in self._hello()["hooks"]
 
     def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float | None = None) -> EnvEdits:
-        """Return the edits that make a worker see exactly the given devices."""
+        """Return the edits that make a worker see exactly the given devices.
+
+        The last answer for the same devices is kept until the next detection, since a pool asks about the same ones for
+        each worker, and the hook is pure.
+        """
         shares = [_encode_share(share) for share in ctx.shares.values()]
         payload = {"shares": shares, "environ": dict(ctx.environ), "mask": ctx.mask}
-        edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
-        return edits
+        key, question = tuple([device.id for device in devices]), (tuple(devices), ctx.devices, payload)
+        kept = self._edits.get(key)
+        if kept is None or kept[0] != question:
+            edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
+            if len(self._edits) >= MOST_EDITS:
+                self._edits.clear()
+            kept = self._edits[key] = question, edits
+        return kept[1]
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Return the reason why the hardware cannot serve a term with exactly these devices; None when it can.
@@ -166,6 +179,7 @@ class VendorProcess(GuardedProcess):
         if isinstance(outcome.value, dict) and outcome.value.keys() >= {"info", "hooks"}:
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":  # a new detection may change what devices are and can do
+            self._edits.clear()
             self._reasons.clear()
             self._known.clear()
         if outcome.fault not in {"died", "timeout"}:

@@ -9,6 +9,7 @@ none of its processes runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -29,6 +30,8 @@ LIVE = ("waiting", "running")
 
 _RECORD, _LOG = "job.json", "log"
 _LIMIT = 1 << 20
+_BLOCK = 512
+"""Unit of the size on a disk, as ``stat(2)`` gives it."""
 _TO_END = 10.0
 _LOOK_SECONDS = 60.0
 """Longest wait for the end of a process: later its number may belong to another process."""
@@ -256,10 +259,21 @@ def create(job: Job) -> Job:
     """Assign a number and a directory to a job, and write the record.
 
     Raises:
-        JobStateError: When no trusted directory for jobs can be made.
+        JobStateError: When no trusted directory for jobs can be made, or the record cannot be written.
     """
     path = directory()
     _make(path)
+    try:
+        return _create(job, path)
+    except OSError as error:
+        raise JobStateError(
+            f"the job cannot be recorded in {path}: {error.strerror}",
+            hint="make room there, or set XDG_STATE_HOME to another place of your own",
+        ) from error
+
+
+def _create(job: Job, path: str) -> Job:
+    """Assign a number and a directory to a job, and write the record; OSError passes, and leaves no directory."""
     # Numbers count up, so that a number in a shell history never means a later job.
     number = 1 + max((int(name) for name in os.listdir(path) if is_id(name)), default=0)
     while True:
@@ -271,13 +285,46 @@ def create(job: Job) -> Job:
         else:
             break
     job = replace(job, id=str(number), path=f"{path}/{number}")
-    write(job)
+    try:
+        write(job)
+    except OSError:
+        os.rmdir(job.path)
+        raise
     return job
 
 
 def write(job: Job) -> None:
-    """Write the record of a job."""
-    write_whole(f"{job.path}/{_RECORD}", json.dumps(encode(replace(job, **_NOT_WRITTEN))), mode=0o600)
+    """Write the record of a job. On a full disk, which the job may have filled, the old record is overwritten.
+
+    Raises:
+        OSError: When the record cannot be written; the old one stays.
+    """
+    path, text = f"{job.path}/{_RECORD}", json.dumps(encode(replace(job, **_NOT_WRITTEN)))
+    try:
+        write_whole(path, text, mode=0o600)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwrite(path, text.encode()):
+            raise
+
+
+def _overwrite(path: str, data: bytes) -> bool:
+    """Overwrite a file in the space that it has.
+
+    Returns:
+        False, with the file unchanged, if there is no such file, or the data need more space.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or len(data) > found.st_blocks * _BLOCK:
+            return False
+        os.pwrite(descriptor, data.ljust(found.st_size), 0)  # blanks after JSON say nothing
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def remove(job: Job) -> None:
