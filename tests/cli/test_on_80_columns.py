@@ -11,7 +11,7 @@ import anyaccel as aa
 import pytest
 from anyaccel.inventory import find_named
 from anyaccel.launcher import Scope
-from anyaccel.ledger import Ledger
+from anyaccel.ledger import Ledger, make_block
 from terminals import assert_plain, run_on_terminal
 from waiting import PATIENCE, until
 
@@ -43,7 +43,9 @@ def drain(name, note=""):
     """Withhold a device, as 'anyaccel drain' of an extra does."""
     inventory = aa.detect()
     ids = [device.id for device in find_named(inventory.devices, name)]
-    return Ledger.open().drain(Scope.make(inventory, os.environ).keys(ids), note)
+    block = make_block(Scope.make(inventory, os.environ).keys(ids), note)
+    Ledger.open().change_blocks(lambda blocks: [*blocks, block])
+    return block
 
 
 def shown(*arguments, columns):
@@ -99,7 +101,7 @@ def test_no_note_is_cut_off_and_a_repeated_one_is_shown_once(columns, acme):
         (heading, *lines) = [line for line in shown("status", columns=columns) if not line.startswith("anyaccel: ")]
         told = " ".join(" ".join(line[heading.index("NOTE") :].split()) for line in lines[:-1])
         assert all(note in told for note in (*notes, reason)), lines
-        Ledger.open().remove_blocks([block.id])
+        Ledger.open().change_blocks(lambda blocks: [each for each in blocks if each.id != block.id])
     with aa.acquire("A1:2", note=notes[0]):
         text = "\n".join(shown("status", columns=columns))
         assert text.count("evaluation") == 2

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from anyaccel.ledger import Ledger, tickets
+from anyaccel.ledger import Ledger, make_block, tickets
 from anyaccel.ledger.entries import boot
 from claimant import SILENCE, Claimant, eventually
 
@@ -50,9 +50,21 @@ def state():
         yield directory
 
 
+class BlockingLedger(Ledger):
+    """A ledger that drains and reserves, as the commands of an extra do."""
+
+    def block(self, devices, note="", **more):
+        block = make_block(devices, note, **more)
+        self.change_blocks(lambda blocks: [*blocks, block])
+        return block
+
+    def remove_blocks(self, ids):
+        self.change_blocks(lambda blocks: [block for block in blocks if block.id not in ids])
+
+
 @pytest.fixture
 def ledger(state):
-    return Ledger.open({"ANYACCEL_STATE_DIR": str(state)})
+    return BlockingLedger.open({"ANYACCEL_STATE_DIR": str(state)})
 
 
 @pytest.fixture

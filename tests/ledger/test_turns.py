@@ -230,7 +230,7 @@ def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
         raise machine_policy.ConfigurationError("it is wrong")
 
     monkeypatch.setattr(machine_policy, "current_policy", wrong)
-    assert machine_policy.policy_for_display(None).plain
+    assert machine_policy.policy_for_display(ledger.state).plain
     assert Ledger.open({"ANYACCEL_STATE_DIR": ledger.path}).tickets() == ()
 
 

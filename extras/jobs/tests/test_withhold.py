@@ -137,6 +137,17 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     assert run("reserve")[0] == "No device is drained or reserved.\n"
 
 
+def test_a_device_whose_lease_may_not_have_ended_by_then_is_not_reserved(acme):
+    arguments = ("--from", "1h", "--to", "4h", "--for", str(os.geteuid() + 1))
+    with aa.acquire("APU:2", inventory=aa.detect(MACHINE)):
+        assert "cannot be reserved" in run("reserve", "APU", *arguments, code=4)[1]
+    with aa.acquire("APU:2", inventory=aa.detect(MACHINE), time=600):
+        (made,) = read("reserve", "APU:2", *arguments)["blocks"]
+        assert len(made["devices"]) == 2
+        run("reserve", "--remove", made["id"])
+        assert "cannot be reserved" in run("reserve", "APU", "--from", "now", *arguments[2:], code=4)[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [

@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.journal": "IDLE_BELOW JournalEntry Used count_half_life",
         "anyaccel.ledger.lease": "DeviceLock Lease Place Want",
         "anyaccel.ledger.ledger": "Ledger",
-        "anyaccel.ledger.machine_policy": "DeviceBlock unknown_names",
+        "anyaccel.ledger.machine_policy": "DeviceBlock make_block unknown_names",
         "anyaccel.ledger.record": "BLOCKED LeaseRecord TicketRecord describe_ahead describe_block describe_obstacles",
     },
 )

@@ -22,6 +22,7 @@ from anyaccel.ledger.lease import Place as Place
 from anyaccel.ledger.lease import Want as Want
 from anyaccel.ledger.ledger import Ledger as Ledger
 from anyaccel.ledger.machine_policy import DeviceBlock as DeviceBlock
+from anyaccel.ledger.machine_policy import make_block as make_block
 from anyaccel.ledger.machine_policy import unknown_names as unknown_names
 from anyaccel.ledger.record import BLOCKED as BLOCKED
 from anyaccel.ledger.record import LeaseRecord as LeaseRecord

@@ -669,13 +669,9 @@ def file_system(descriptor: int) -> str:
 
 
 def draw_pause(least: float, most: float) -> float:
-    """Return a random pause between two bounds, in seconds, so that rivals do not poll in lockstep.
-
-    The caller's generator, which the program may have seeded, is not advanced.
-    """
-    import random  # late: loading it takes longer than the lock, which is mostly free
-
-    return random.SystemRandom().uniform(least, most)
+    """Return a random pause between two bounds, in seconds, so that rivals do not poll in lockstep."""
+    # Not random.uniform(): the program may have seeded that generator, and it takes longer to load than the lock.
+    return least + (most - least) * int.from_bytes(os.urandom(4)) / 0xFFFFFFFF
 
 
 def is_marked(descriptor: int) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.errors import LeaseNotFoundError
 from anyaccel.ledger import machine_policy, tickets
 from anyaccel.ledger.acquisition import Acquisition, Choose
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
@@ -16,7 +15,6 @@ from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
 from anyaccel.linux import mark as marks
 from anyaccel.linux import open_files, process
-from anyaccel.model import Extent
 from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False
@@ -159,105 +157,41 @@ class Ledger:
         """
         return machine_policy.read_blocks(self.state)
 
-    def drain(self, devices: Iterable[str], note: str) -> machine_policy.DeviceBlock:
-        """Withhold devices from every request; running leases go on. A missing state directory is made.
+    def change_blocks(
+        self, change: Callable[[tuple[machine_policy.DeviceBlock, ...]], Sequence[machine_policy.DeviceBlock]]
+    ) -> None:
+        """Replace the drains and reservations; running leases go on. A missing state directory is made.
 
-        A drained device gets a further drain. Without devices, a drain of no device is written.
+        After an error of writing, the change may come with the next boot; see
+        :func:`~anyaccel.ledger.machine_policy.write_blocks`.
 
         Args:
-            devices: Names of the devices in the ledger; not verified.
-            note: Purpose, for display; cut to 250 characters.
-
-        Returns:
-            The block.
+            change: Returns the new drains and reservations, given those that have not ended. Called with the state
+                directory locked: each lease of that moment is seen by :meth:`find_leased`, and each later one is
+                checked against what is returned. An OSError becomes a LedgerError; other exceptions pass unchanged.
 
         Raises:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the directory stays locked, or the blocks cannot be written.
-        """
-        block = machine_policy.make_block(devices, note)
-        with self.state.locked(make=True) as directory:
-            machine_policy.change_blocks(self.state, directory, [block])
-        return block
-
-    def reserve(
-        self,
-        choose: Callable[[Mapping[str, Extent]], Collection[str] | None],
-        *,
-        begin: float,
-        end: float,
-        user: int | None = None,
-        group: int | None = None,
-        note: str,
-        request: str,
-    ) -> machine_policy.DeviceBlock | None:
-        """Withhold devices from the requests of other users for a time. A missing state directory is made.
-
-        Args:
-            choose: Chooses names of devices, given the devices that may be in use or withheld then, each as a whole;
-                None if the others do not suffice. Called with the state directory locked. A device of a lease without a
-                time limit may be in use at any ``begin``.
-            begin: Start, in seconds since 1970.
-            end: End, in seconds since 1970; the order of both is not checked.
-            user: Number of the user as this process sees it; stored as the number outside of user namespaces. None for
-                a reservation for a group.
-            group: Number of the group whose members may have the devices; None for a reservation for a user.
-            note: Purpose, for display; cut to 250 characters.
-            request: Text of the request, for display.
-
-        Returns:
-            The reservation; None if ``choose`` has returned None.
-
-        Raises:
-            LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the directory stays locked, the ledger cannot be read, or the blocks cannot be written. An
-                OSError of ``choose`` becomes a LedgerError, too; other exceptions of ``choose`` pass unchanged.
+            LedgerError: When the directory stays locked, the blocks cannot be read, or cannot be written.
         """
         with self.state.locked(make=True) as directory:
             machine_policy.check_permission(self.state, os.fstat(directory).st_uid)
-            # With the directory locked: no lease can be published that this choice does not know.
-            listing = list_names(directory)
-            over = tickets.find_ended(directory, listing)
-            start = since_boot(begin) * 1000
-            used = {
-                lease.device
-                for lease in listing.leases
-                if lease.name not in over and (lease.period.until is None or lease.period.until > start)
-            }
-            for block in self.blocks():
-                if block.drains or ((block.begin or 0.0) < end and begin < (block.end or 0.0)):
-                    used.update(block.devices)
-            devices = choose(dict.fromkeys(used, Extent()))
-            if devices is None:
-                return None
-            number = None if user is None else process.find_outer_user(user)
-            block = machine_policy.make_block(
-                devices, note, begin=begin, end=end, user=number, group=group, request=request
-            )
-            machine_policy.change_blocks(self.state, directory, [block])
-        return block
+            machine_policy.write_blocks(self.state, change(self.blocks()))
 
-    def remove_blocks(self, ids: Collection[str]) -> None:
-        """Remove drains and reservations: every given one, or none if an error is raised.
+    def find_leased(self, when: float) -> frozenset[str]:
+        """Return the devices that may be leased at a time, in seconds since 1970.
 
-        A missing state directory is made. After an error of writing, a removal may come with the next boot; see
-        :func:`~anyaccel.ledger.machine_policy.change_blocks`.
-
-        Args:
-            ids: Their identities; the permission is checked, and the file written again, also without any.
+        A device of a lease without a time limit may be leased at any time.
 
         Raises:
-            LeaseNotFoundError: When an identity belongs to no drain and no reservation, or to an ended reservation.
-            LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the directory stays locked, or the blocks cannot be written.
+            LedgerError: When the ledger cannot be read.
         """
-        with self.state.locked(make=True) as directory:
-            known = {block.id for block in self.blocks()}
-            if unknown := [each for each in ids if each not in known]:
-                raise LeaseNotFoundError(
-                    f"there is no drain or reservation {unknown[0]!r}", hint="'anyaccel reserve' lists them"
-                )
-            machine_policy.change_blocks(self.state, directory, [], without=ids)
+        start = since_boot(when) * 1000
+        with self._looking() as (directory, listing):
+            over = tickets.find_ended(directory, listing)
+            leases = [lease for lease in listing.leases if lease.name not in over]
+        ends = ((lease.device, lease.period.until) for lease in leases)
+        return frozenset(device for device, until in ends if until is None or until > start)
 
     def tickets(self, *, past: bool = True, devices: Collection[str] | None = None) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service; none without a state directory.

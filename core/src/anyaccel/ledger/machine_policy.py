@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
@@ -59,7 +59,8 @@ class DeviceBlock(Value):
         by: Name of the user who made the block.
         begin: Start of a reservation, in seconds since 1970; None for a drain.
         end: End of a reservation, likewise.
-        user: Number of the user for whom devices are reserved; None for a drain, and for a reservation for a group.
+        user: Number of the user for whom devices are reserved, outside of user namespaces; None for a drain, and for a
+            reservation for a group.
         group: Number of the group for whose members devices are reserved; None for the others.
         request: The reserved request, for display.
     """
@@ -146,7 +147,13 @@ _known_policy: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
 def make_block(devices: Iterable[str], note: str, **more: Any) -> DeviceBlock:
-    """Make a drain by this user or, with the fields of a reservation in ``more``, a reservation."""
+    """Make a drain by this user or, with the fields of a reservation in ``more``, a reservation.
+
+    Args:
+        devices: Names of the devices in the ledger; not verified.
+        note: Purpose, for display; cut to 250 characters.
+        more: ``begin``, ``end``, ``request``, and ``user`` or ``group``; see :class:`DeviceBlock`.
+    """
     by = user_name(os.geteuid())
     return DeviceBlock(id=os.urandom(4).hex(), devices=tuple(sorted(devices)), reason=clean(note), by=by, **more)
 
@@ -200,9 +207,8 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         known = _known.get(path)
         if known is not None and known[0] == identity:
             return known[1]
-        with open(
-            descriptor, "rb", closefd=False
-        ) as file:  # not before: open() refuses a directory, which any user makes
+        # Not before: open() refuses a directory, which any user can make.
+        with open(descriptor, "rb", closefd=False) as file:
             blocks = tuple(_decode(file.read(_MOST_BYTES)))
     finally:
         os.close(descriptor)
@@ -244,29 +250,17 @@ def check_permission(state: StateDirectory, owner: int) -> None:
         )
 
 
-def change_blocks(
-    state: StateDirectory, directory: int, change: Sequence[DeviceBlock], *, without: Iterable[str] = ()
-) -> None:
-    """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
+def write_blocks(state: StateDirectory, blocks: Iterable[DeviceBlock]) -> None:
+    """Write drains and reservations to the file and, for the machine's directory, to :data:`KEPT`.
 
-    :data:`KEPT` is written first; missing parents are made. Ended reservations, and blocks that :func:`read_blocks`
-    skips, are dropped.
-
-    Args:
-        state: The state directory.
-        directory: Its descriptor, locked: a lease that is published later is checked against the new blocks.
-        change: Blocks to add.
-        without: Identities of blocks to remove; unknown ones are ignored.
+    :data:`KEPT` is written first; missing parents are made. The caller has locked the directory: a lease that is
+    published later is checked against the new blocks.
 
     Raises:
-        LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When a file cannot be written. No block changes now; but if :data:`KEPT` was written and the other
             file was not, the change becomes active with the next boot.
     """
-    check_permission(state, os.fstat(directory).st_uid)
-    gone = set(without)
-    kept = [block for block in read_blocks(state) if block.id not in gone]
-    listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
+    listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in blocks]
     text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
     # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
     paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
@@ -281,14 +275,14 @@ def change_blocks(
         ) from error
 
 
-def current_policy(state: StateDirectory | None = None) -> Policy:
+def current_policy(state: StateDirectory) -> Policy:
     """Return the queue policy of this machine, from its present configuration, without past usage.
 
     Without a configuration, the rules are those of :data:`PLAIN`. Rules are kept in this process until the
     configuration changes; drains and reservations are looked up at each call.
 
     Args:
-        state: The state directory whose drains and reservations count; None for none.
+        state: The state directory, whose drains and reservations count.
 
     Raises:
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
@@ -300,13 +294,13 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     return with_blocks(_known_policy[1], state)
 
 
-def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory in place of its own; none if None.
+def with_blocks(policy: Policy, state: StateDirectory) -> Policy:
+    """Return a policy with the drains and reservations of a state directory in place of its own.
 
     Blocks of ended reservations are left out. The given policy is not changed. No error is raised for a file of blocks
     that is missing or not trusted: see :func:`read_blocks`.
     """
-    blocks = () if state is None else read_blocks(state)
+    blocks = read_blocks(state)
     if not blocks and not policy.blocks:
         return policy
     return replace(policy, blocks=tuple(block.policy_block for block in blocks))
@@ -325,10 +319,10 @@ def with_past(policy: Policy) -> Policy:
     return replace(policy, past=past)
 
 
-def policy_for_display(state: StateDirectory | None) -> Policy:
+def policy_for_display(state: StateDirectory) -> Policy:
     """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty.
 
-    Drains and reservations of ``state`` count in both cases; none when None.
+    Drains and reservations of ``state`` count in both cases.
     """
     with contextlib.suppress(ConfigurationError):
         return current_policy(state)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import lru_cache
 
 from anyaccel._typing import NamedTuple
@@ -209,7 +209,7 @@ def list_tickets(
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
-    among = None if devices is None else entries.hashes(_texts(devices))
+    among = None if devices is None else frozenset(map(entries.hash_device, devices))
     policy = policy_for_display(state)
     if past:
         policy = with_past(policy)
@@ -463,11 +463,14 @@ def _read_waiting(ticket: TicketName, user: int | None, body: bytes) -> Waiting:
 
 
 def hashed(need: Need) -> Need:
-    """Return a need with each device, also in ``sizes``, replaced by the hash that tickets compare."""
+    """Return a need with each device, also in ``sizes``, replaced by the hash that tickets compare.
+
+    The devices are names in the ledger, although the type of a need permits other objects.
+    """
     return Need(
         count=need.count,
         units=need.units,
-        among=entries.hashes(_texts(need.among)),
+        among=entries.hashes(frozenset(map(str, need.among))),
         sizes={entries.hash_device(str(device)): units for device, units in need.sizes.items()},
     )
 
@@ -513,8 +516,3 @@ def find_ended(directory: int, listing: Listing) -> frozenset[str]:
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
     return frozenset(lease.name for lease in listing.leases) - entries.find_active(directory, listing.leases).keys()
-
-
-def _texts(devices: Iterable[object]) -> frozenset[str]:
-    """Return the devices of a need as texts: names in the ledger, although the type of a need permits other objects."""
-    return frozenset(map(str, devices))

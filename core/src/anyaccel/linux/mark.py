@@ -49,10 +49,7 @@ def own() -> Mark | None:
 
     A process can carry no mark where an administrator has set the limit, or the kernel does not keep the limit.
     """
-    try:
-        return parse(resource.prlimit(0, _LOCKS)[1]) if _supported() else None
-    except OSError:
-        return None
+    return parse(resource.prlimit(0, _LOCKS)[1]) if _supported() else None
 
 
 @cache
@@ -291,15 +288,10 @@ def hard_limit(pid: int) -> int | None:
 def _read(pid: int) -> bytes:
     """Return the hard limit of a process as ``/proc`` writes it; empty when the process is gone or hidden."""
     try:
-        fd = os.open(f"/proc/{pid}/limits", os.O_RDONLY | os.O_CLOEXEC)
+        with open(f"/proc/{pid}/limits", "rb", buffering=0) as file:
+            text = file.read(4096)
     except process.UNSEEN:
         return b""
-    try:
-        text = os.read(fd, 4096)
-    except process.UNSEEN:
-        return b""
-    finally:
-        os.close(fd)
     start = text.find(_LINE)
     words = text[start + len(_LINE) :].split(None, 2) if start >= 0 else []
     return words[1] if len(words) > 1 else b""

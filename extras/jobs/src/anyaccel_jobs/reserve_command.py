@@ -17,7 +17,7 @@ from anyaccel.ledger import DeviceBlock, Ledger, without_scope
 from anyaccel.linux import users
 
 from anyaccel_jobs.moments import moment, read_moment
-from anyaccel_jobs.withhold import reserve
+from anyaccel_jobs.withhold import remove, reserve
 
 EXAMPLES = (
     ("sudo anyaccel reserve GPU:4 --from '2026-12-01 09:00' --to 12:00 --for carol", "four devices for a morning"),
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.remove:
         args.remove += args.request  # --remove ID ID
-        Ledger.open().remove_blocks(args.remove)
+        remove(args.remove)
         found: tuple[DeviceBlock, ...] = ()
     elif args.request:
         found = (_reserve(args),)

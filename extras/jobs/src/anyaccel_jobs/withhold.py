@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import anyaccel
-from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
+from anyaccel.errors import LeaseNotFoundError, NotFreeError, UnknownNameError, UsageError
 from anyaccel.inventory import find_named
 from anyaccel.launcher import Scope
-from anyaccel.ledger import DeviceBlock, Ledger
-from anyaccel.linux import users
+from anyaccel.ledger import DeviceBlock, Ledger, make_block
+from anyaccel.linux import process, users
 from anyaccel.model import Device, Extent, Inventory, Request
 from anyaccel.scheduler import Choice, Verdict, asked, goes_by, parse_request
 from anyaccel.vendors import KnownNames, validate
@@ -73,7 +73,9 @@ def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
     if not names:
         raise UsageError("a drain needs a device", hint="name each device, such as GPU/0 or GPU/0-3")
     devices = {device.id for name in names for device in find_devices(inventory, name)}
-    return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), note)
+    block = make_block(Scope.make(inventory, os.environ).keys(devices), note)
+    Ledger.open().change_blocks(lambda blocks: [*blocks, block])
+    return block
 
 
 def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ...]:
@@ -108,8 +110,33 @@ def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ..
         if not meant:
             raise UsageError(f"{name} is not drained", hint="'anyaccel queue' lists drained devices")
         found |= {block.id: block for block in meant}
-    ledger.remove_blocks(list(found))
+    remove(found.keys())
     return tuple(found.values())
+
+
+def remove(ids: Collection[str]) -> None:
+    """Remove drains and reservations: every given one, or none if an error is raised.
+
+    After an error of writing, a removal may come with the next boot.
+
+    Args:
+        ids: Their identities.
+
+    Raises:
+        LeaseNotFoundError: When an identity belongs to no drain and no reservation, or to an ended reservation.
+        LeasePermissionError: When this user is neither root nor the owner of the state directory.
+        LedgerError: When the state directory stays locked, or the blocks cannot be written.
+    """
+
+    def change(blocks: Sequence[DeviceBlock]) -> Sequence[DeviceBlock]:
+        known = {block.id for block in blocks}
+        if unknown := [each for each in ids if each not in known]:
+            raise LeaseNotFoundError(
+                f"there is no drain or reservation {unknown[0]!r}", hint="'anyaccel reserve' lists them"
+            )
+        return [block for block in blocks if block.id not in ids]
+
+    Ledger.open().change_blocks(change)
 
 
 def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
@@ -154,10 +181,6 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     if not choice.ever_fits:
         anyaccel.open_scheduler(inventory).allocate(request)  # which raises the reason
 
-    def choose(taken: Mapping[str, Extent]) -> frozenset[str] | None:
-        grants = choice.choose(scope.to_devices(taken))
-        return None if grants is None else scope.keys(share.device.id for grant in grants for share in grant.shares)
-
     group = user.startswith("@")
     number = users.find_group(user[1:]) if group else users.find_user(user)
     if number is None:
@@ -166,21 +189,27 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         if not group and users.find_group(user) is not None:
             way_out = f"for the members of a group: @{user}"
         raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
-    block = Ledger.open().reserve(
-        choose,
-        begin=begin,
-        end=end,
-        user=None if group else number,
-        group=number if group else None,
-        note=note,
-        request=str(request),
-    )
-    if block is None:
-        verdict = Verdict(request=request, fits_now=False, ever_fits=True)
-        raise NotFreeError(
-            f"{request} cannot be reserved: too many devices are drained, or may be in use then, by leases without an"
-            " earlier end or other reservations",
-            verdict=verdict,
-            hint="'anyaccel status --columns device,user,until,note' shows them; leases get an end by --time",
-        )
-    return block
+    made: list[DeviceBlock] = []
+    ledger = Ledger.open()
+
+    def change(blocks: Sequence[DeviceBlock]) -> Sequence[DeviceBlock]:
+        used = set(ledger.find_leased(begin))
+        for block in blocks:
+            if block.drains or ((block.begin or 0.0) < end and begin < (block.end or 0.0)):
+                used.update(block.devices)
+        grants = choice.choose(scope.to_devices(dict.fromkeys(used, Extent())))
+        if grants is None:
+            verdict = Verdict(request=request, fits_now=False, ever_fits=True)
+            raise NotFreeError(
+                f"{request} cannot be reserved: too many devices are drained, or may be in use then, by leases without"
+                " an earlier end or other reservations",
+                verdict=verdict,
+                hint="'anyaccel status --columns device,user,until,note' shows them; leases get an end by --time",
+            )
+        devices = scope.keys(share.device.id for grant in grants for share in grant.shares)
+        whose = {"group": number} if group else {"user": process.find_outer_user(number)}
+        made.append(make_block(devices, note, begin=begin, end=end, request=str(request), **whose))
+        return [*blocks, *made]
+
+    ledger.change_blocks(change)
+    return made[0]
