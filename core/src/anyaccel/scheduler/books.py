@@ -32,6 +32,7 @@ from anyaccel.scheduler.placement import (
     Validate,
     extent_of,
     grants,
+    place,
     share,
 )
 from anyaccel.text import listed
@@ -298,7 +299,7 @@ class RequestPlan:
         for number in bits(self.open):
             if self.open.bit_count() < self.hosts:  # too few machines are left for the gang
                 break
-            placed = self.resolved[number].find(self.books[number].occupancy)
+            placed = place(self.books[number].occupancy, self.resolved[number].wanted)
             if placed is None:
                 self.books[number].refused.add(self)
                 self.open ^= 1 << number

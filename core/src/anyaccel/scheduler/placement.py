@@ -542,10 +542,6 @@ class Resolved:
         """Whether the machine serves the request if nothing is held."""
         return place(Occupancy(self._layout), self.wanted) is not None
 
-    def find(self, free: Occupancy) -> Placed | None:
-        """Find free devices for each term, without taking them; see :func:`place`."""
-        return place(free, self.wanted)
-
     def make_needs(self, name: Callable[[int], Hashable]) -> tuple[Need, ...]:
         """Return the needs of the terms for the queue policy, which names the device at a position by ``name``."""
         found = []
@@ -601,7 +597,7 @@ class Choice(Resolved):
             position = self._layout.positions.get(device_id)
             if position is not None:
                 free.take((free.spot_within(position, extent),))
-        placed = self.find(free)
+        placed = place(free, self.wanted)
         return None if placed is None else grants(self._layout, self.wanted, placed)
 
 
