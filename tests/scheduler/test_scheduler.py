@@ -8,7 +8,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
-from anyaccel.errors import NeverFitsError, NotFreeError, RequestError, UnknownNameError
+from anyaccel.errors import NeverFitsError, NotFreeError, RequestError, UnknownNameError, UsageError
 from anyaccel.model import AGREEMENT, UNITS_PER_DEVICE, Extent
 from anyaccel.scheduler import Demand, ReasonCode, Scheduler
 from small_machines import GIB, chip_rule, chips, gpus, machine
@@ -309,3 +309,14 @@ def test_no_more_is_handed_out_of_a_device_than_is_ours():
     scheduler.allocate("GPU:0.25")
     scheduler.allocate("GPU:0.25")
     assert not scheduler.why("GPU:0.25").fits_now
+
+
+@pytest.mark.parametrize("priority", ["high", None, 0.5, float("nan")])
+def test_a_priority_that_has_no_order_is_refused_before_it_waits(priority):
+    one = Scheduler(machine(gpus(2)))
+    held = one.allocate("GPU:2")
+    with pytest.raises(UsageError, match="priority must be a whole number"):
+        one.submit("GPU:2", priority=priority)
+    behind = one.submit("GPU:1")
+    one.release(held)
+    assert behind.allocation is not None, "the calls of others go on"

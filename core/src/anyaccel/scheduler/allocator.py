@@ -100,7 +100,7 @@ class Allocator:
         Raises:
             RequestError: When the request does not follow the grammar.
             UnknownNameError: When no device has one of its names.
-            UsageError: When ``hosts`` is not a positive whole number.
+            UsageError: When ``hosts`` is not a positive whole number, or ``priority`` not a whole number.
             NeverFitsError: When the request can never be served; carries the verdict.
             NotFreeError: When the request cannot be served now; carries the verdict.
         """
@@ -399,7 +399,13 @@ class Allocator:
         return self._make_plan(wanted, hosts)
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
-        """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out."""
+        """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out.
+
+        Raises:
+            UsageError: When ``priority`` is not a whole number: in the queue, it would break the calls of others.
+        """
+        if not isinstance(priority, int):
+            raise UsageError(f"priority must be a whole number (got {priority!r:.60})")
         return Waiting(
             key=number,
             number=number,
