@@ -214,9 +214,10 @@ def test_cpu_fallback_is_asked_for_and_said(acme, anyaccel):
 
 def test_each_released_lease_is_named_even_if_a_later_one_does_not_exist(acme, anyaccel):
     lease = anyaccel("hold", "--machine", "sim:Acme-Whole:1", "APU:1").stdout.strip()
-    done = anyaccel("release", lease, "0" * 12)
+    done = anyaccel("release", lease, lease, "0" * 12)
     assert done.returncode == LeaseNotFoundError.exit_code
     assert f"{lease} is released; signalled: " in done.stderr
+    assert "0" * 12 in done.stderr
 
 
 def test_more_devices_can_be_declared_than_exist(acme, anyaccel):

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import anyaccel as aa
 import preloaded
@@ -317,3 +318,20 @@ def test_a_share_by_memory_is_held_exactly(acme):
     (large,) = first.allocation.shares
     for share, amount in ((large, 10 << 30), (small, 11 << 29)):
         assert share.memory_bytes >= amount > share.device.memory_bytes * (share.units - 1) // 10_000
+
+
+def test_commands_that_several_threads_start_at_once_have_one_mark(acme):
+    """A lease is left to one mark: a command with another would lose its devices while it runs."""
+    inventory = aa.detect("sim:A1:1")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            with aa.acquire("APU", inventory=inventory) as lease, ThreadPoolExecutor(4) as threads:
+                started = list(threads.map(lambda _, lease=lease: lease.popen(["sleep", "1000"]), range(4)))
+                for process in started:
+                    process.kill()
+                    process.wait()
+            assert len({tuple(process.args) for process in started}) == 1  # the words of the wrapper have the mark
+    finally:
+        sys.setswitchinterval(before)

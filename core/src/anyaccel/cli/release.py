@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     ended: dict[str, list[int]] = {}
     running: dict[str, list[int]] = {}
     what, pids = ("still running with its devices", running) if args.forget else ("signalled", ended)
-    for lease in args.lease or [_find_only(ledger)]:
+    for lease in dict.fromkeys(args.lease) or (_find_only(ledger),):
         ended[lease] = running[lease] = []
         if args.forget:
             pids[lease] = list(ledger.drop_lease(lease))

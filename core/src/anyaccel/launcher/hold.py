@@ -63,7 +63,7 @@ class DeviceLease(OpenLease):
     def __init__(self, launch: Launch, lease: Lease | None, *, note: str = "", waited: float = 0.0) -> None:
         super().__init__(lease, launch.environment.allocation, note=note, waited=waited)
         self.launch = launch
-        self._started: marks.Mark | None = None
+        self._started: list[marks.Mark] = []  # the first is that of all commands, whichever thread starts them
 
     @property
     def id(self) -> str:
@@ -110,10 +110,10 @@ class DeviceLease(OpenLease):
             OSError: If the command cannot be started. A failure that a wrapper finds later is an exit with status 126
                 or 127 instead: see :meth:`anyaccel.launcher.launch.Launch.popen`.
         """
-        if self._started is None:
+        if not self._started:
             # This process carries the mark of the lease itself: only a mark inside it tells the command apart.
-            self._started = marks.draw(inside=self.mark) if self.mark and self._carried else self.mark
-        return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
+            self._started.append(marks.draw(inside=self.mark) if self.mark and self._carried else self.mark)
+        return replace(self.launch, mark=self._started[0], fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
         """Write the journal entry if one was begun and a journal is kept, and release the devices; only once.
@@ -127,7 +127,7 @@ class DeviceLease(OpenLease):
             LedgerError: If a command was started, and the ledger cannot be read; the devices are left to the command
                 nevertheless.
         """
-        self.end_lease(self._started)
+        self.end_lease(self._started[0] if self._started else None)
         self.remove_group()
 
     def remove_group(self) -> None:

@@ -110,7 +110,6 @@ class DaskNodeAdapter(NodeAdapter):
     def __init__(self, spec: PoolSpec) -> None:
         self.name = get_worker_name(get_worker())
         self._shared = spec.settings.shared
-        self._options: dict[Order, Options] = {}
 
     @property
     def broker(self) -> Broker:
@@ -119,9 +118,7 @@ class DaskNodeAdapter(NodeAdapter):
 
     def options(self, order: Order) -> Options:
         """Return the options of a call."""
-        if order not in self._options:
-            self._options[order] = Options(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
-        return self._options[order]
+        return Options(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
 
     def expected(self, options: Options) -> Allocation | None:
         """Return None for calls with devices, which are chosen when the call starts."""

@@ -39,7 +39,7 @@ class PoolSpec(Value):
 
 
 class Order(Value):
-    """How a call or an actor is to be run. Compared by identity: hosts unpickle each order once.
+    """How a call or an actor is to be run.
 
     Attributes:
         name: Name of the call in messages.
@@ -56,12 +56,6 @@ class Order(Value):
     max_calls: int
     timeout: float | None
     concurrency: int
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class Started(NamedTuple):
