@@ -285,10 +285,7 @@ FROM_MODULES = {
     "probe.sanitize": {"sanitize"},
     "vendors.entry_points": {"entry_points"},
     # Without the name of their module they do not say what they are.
-    "ledger.journal": {"write"},
-    "linux.cgroup": {"MADE", "OWN", "ROOT"},
-    "linux.mark": {"carries", "limit"},
-    "linux.process": {"exists", "me", "state", "threads"},
+    "linux.process": {"state", "threads"},
     "probe.recording": {"merge"},
     # A room without a face: of its modules, others use this one.
     "forkserver.client": {"ForkServer", "Gone"},

@@ -374,6 +374,69 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record
     assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
 
 
+PAIR = """
+import os, time
+from anyaccel.plugin import *
+
+@hookimpl
+def anyaccel_info():
+    return PluginInfo(vendor="pair", resource="PAIR", kind="pair", env_vars=("PAIR_VISIBLE",))
+
+@hookimpl
+def anyaccel_detect(ctx):
+    return Detected(devices=tuple(Device(id=f"p{index}", index=index, model="Pair") for index in range(2)))
+
+@hookimpl
+def anyaccel_fractional(device):
+    return Fractional.NO
+
+@hookimpl
+def anyaccel_tags(device):
+    return ()
+
+@hookimpl
+def anyaccel_env(devices):
+    names = ",".join(device.raw_id for device in devices)
+    if names == "p0":
+        open("BEGUN", "w").close()
+        while not os.path.exists("GO"):
+            time.sleep(0.001)
+    return EnvEdits(set={"PAIR_VISIBLE": names})
+"""
+
+
+def test_a_handler_of_a_signal_does_not_get_the_answer_of_the_call_that_it_interrupts(install, record, tmp_path):
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    install("pair", PAIR.replace("BEGUN", str(begun)).replace("GO", str(go)))
+    inventory = aa.detect(record({}))
+    told = []
+
+    def prepare(name):
+        return aa.prepare(name, inventory=inventory).environment.values["PAIR_VISIBLE"]
+
+    def handle(*_):
+        go.touch()
+        try:
+            told.append(prepare("pair/1"))
+        except aa.AnyaccelError as error:
+            told.append(str(error))
+
+    def interrupt():
+        until(begun.exists, "the call")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, handle)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert prepare("pair/0") == "p0"
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, former)
+    assert "a handler of a signal interrupts a call of its process" in told[0]
+    assert prepare("pair/1") == "p1"
+
+
 def test_a_hook_that_forks_and_returns_twice_answers_once(install, acme, record):
     install("bad", BAD.format(hook="anyaccel_stats", fault="os.fork()"))
     inventory = aa.detect(record({}))

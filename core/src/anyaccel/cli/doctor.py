@@ -20,8 +20,7 @@ from anyaccel.inventory.diagnose import ORDER, diagnose
 from anyaccel.launcher import leases, prepare, why
 from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, TicketRecord, journal, unknown_names
 from anyaccel.ledger import diagnose as diagnose_ledger
-from anyaccel.linux import cgroup
-from anyaccel.linux.process import exists
+from anyaccel.linux import cgroup, process
 from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.probe import HOST
 from anyaccel.text import elapsed, listed, printable, shown, suggest
@@ -193,7 +192,7 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
         elif record.state == "unknown":
             message = f"{name} counts as held: {record.reason}"
             fix = "use one version of anyaccel for all, or end what locks the file (fuser shows it)"
-        elif record.here and record.pid and not exists(record.pid):
+        elif record.here and record.pid and not process.exists(record.pid):
             message = f"{name} is held by processes that {holder} left running"
             fix = f"if that is not wanted: anyaccel release {record.id}"
         elif record.reason:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from anyaccel.linux.cgroup import MADE, OWN, ROOT
+from anyaccel.linux import cgroup
 from anyaccel.model import PCI_ADDRESS, Device, replace
 from anyaccel.probe import Facts
 
@@ -57,13 +57,13 @@ def _limits(facts: Facts) -> dict[str, int]:
 def _files(facts: Facts) -> Iterator[str]:
     """Yield the limits of our cgroup and its ancestors, except for the cgroup of our own share."""
     try:
-        lines = (facts.read(OWN) or "").splitlines()
+        lines = (facts.read(cgroup.OWN) or "").splitlines()
     except OSError:
         return
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::/")), None)
-    names = [] if own is None else [ROOT, *filter(None, own.split("/"))]
+    names = [] if own is None else [cgroup.ROOT, *filter(None, own.split("/"))]
     while names:
-        if not MADE.fullmatch(names[-1]):
+        if not cgroup.MADE.fullmatch(names[-1]):
             try:
                 text = facts.read("/".join([*names, "dmem.max"]))
             except OSError:

@@ -18,8 +18,7 @@ from functools import cache
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, PluginError
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import BLOCKED, IDLE_BELOW, JournalEntry, Ledger, Used, count_half_life, is_named
-from anyaccel.ledger.journal import write
+from anyaccel.ledger import BLOCKED, IDLE_BELOW, JournalEntry, Ledger, Used, count_half_life, is_named, journal
 from anyaccel.linux import mark as marks
 from anyaccel.linux import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Device, Inventory, Stats, replace
@@ -112,7 +111,7 @@ class UsageMeter:
         if self._added_up and held < SHORT_SECONDS:
             _short_leases.add(entry, shared=not is_named(self._directory))
         else:
-            write(entry, shared=not is_named(self._directory))
+            journal.write(entry, shared=not is_named(self._directory))
 
 
 class Handover:
@@ -510,7 +509,7 @@ class _ShortLeases:
             entries, self._entries = self._entries, {}
             self._flushed = time.monotonic()
         for (shared, *_), entry in entries.items():
-            write(entry, shared=shared)
+            journal.write(entry, shared=shared)
 
 
 def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:

@@ -16,7 +16,7 @@ from functools import cache
 
 from anyaccel.errors import AnyaccelError, CommandNotFoundError, CommandNotRunnableError
 from anyaccel.linux import Mark, process, signal
-from anyaccel.linux.mark import limit
+from anyaccel.linux import mark as marks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ def make_wrapper(
         return []
     check_program(program, environ, directory)  # else the wrapper would fail after the fork, with its own message
     if (tool := _prlimit()) and named and group is None:
-        value = limit(mark)
+        value = marks.limit(mark)
         return [tool, f"--locks={value}:{value}", "--"]
     there, path = ((), "") if group is None else (group.before, group.path)
-    number = str(limit(mark)) if mark else ""
+    number = str(marks.limit(mark)) if mark else ""
     return [*there, sys.executable, "-I", "-S", "-c", _BECOME, number, path, os.fsdecode(program)]
 
 

@@ -49,7 +49,6 @@ from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
 from anyaccel.linux import UNSEEN, process
 from anyaccel.linux import mark as marks
-from anyaccel.linux.process import me
 from anyaccel.model import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent, Value, replace
 from anyaccel.model import decode as decode_value
 from anyaccel.text import clean, elapsed
@@ -238,7 +237,7 @@ def new_nonce() -> str:
 
 def hidden_name() -> str:
     """Return a new random name for an unfinished file, which names this process as the maker."""
-    pid, start = me()
+    pid, start = process.me()
     return f".{pid}.{start}.{new_nonce()}"
 
 
@@ -263,7 +262,7 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     Raises:
         ValueError: When the device cannot be encoded; see :func:`encode`.
     """
-    pid, start = owner or me()
+    pid, start = owner or process.me()
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
     term = "" if period.until is None else f".e{period.until:x}"
     if period.until is not None and period.passed is not None:
@@ -277,7 +276,7 @@ def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[st
 
     With more than 20 candidates the name has none: the body has them.
     """
-    pid, start = me()
+    pid, start = process.me()
     listed = len(candidates) <= _LISTED_IN_NAME
     wanted = "".join(f"{each:08x}" for each in sorted(hashes(candidates))) if listed else _IN_BODY
     rank = _RANK_OF_PRIORITY_0 - priority

@@ -19,7 +19,7 @@ from anyaccel.errors import WorkerStartError
 from anyaccel.forkserver import client
 from anyaccel.forkserver.client import Gone
 from anyaccel.linux import Mark, Teardown, describe_end, describe_left, find_carriers
-from anyaccel.linux.mark import carries
+from anyaccel.linux import mark as marks
 from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
 from anyaccel.pool.reactor import reactor
 
@@ -323,12 +323,12 @@ class WorkerServer(client.ForkServer):
         if pause is not None:
             self._reactor.call_later(pause, partial(self._continue, rest, children, gone))
             return
-        stuck = [child for child in children if any(carries(pid, child.mark) for pid in rest.own)]
+        stuck = [child for child in children if any(marks.carries(pid, child.mark) for pid in rest.own)]
         for child in children:
             if child in stuck:
                 child.on_stuck("; ".join(describe_left(rest, "a worker")))
             else:
-                carried = any(carries(pid, child.mark) for pid in rest.others)
+                carried = any(marks.carries(pid, child.mark) for pid in rest.others)
                 child.ended(Gone(reason=gone.reason, carried=carried))
         if stuck:
             self._reactor.call_later(STUCK_LOOK_SECONDS, partial(self._end, stuck, gone))

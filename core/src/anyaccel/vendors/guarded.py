@@ -50,6 +50,7 @@ BUSY_SECONDS = 5.0
 ABORTED = "Fatal Python error: Aborted\n\n"
 """First lines of that output, which are no part of the traceback."""
 NO_ANSWER = "its process sent an invalid answer"
+INTERRUPTED = "a handler of a signal interrupts a call of its process in this thread; ask it after the handler"
 
 
 class Outcome(Value):
@@ -212,13 +213,17 @@ class GuardedProcess:
     """A process for guarded calls that keeps its state between calls.
 
     A call starts the process if none runs. One call runs at a time: a caller enters the process first, and other
-    threads wait.
+    threads wait. A handler of a signal that interrupts a call gets no answer: it would be that of the call.
 
     Args:
         preload: Names of modules that the fork server imports.
+
+    Attributes:
+        exchange: What calls the process now; None between calls.
     """
 
     def __init__(self, *preload: str) -> None:
+        self.exchange: _Exchange | None = None
         self._preload = preload
         self._lock = RLock()
         self._running: _Running | None = None
@@ -284,6 +289,7 @@ class GuardedProcess:
     def abandon(self) -> None:
         """Close the descriptors in a forked child; the lock is a new one, as another thread may have held the old."""
         self._lock = RLock()
+        self.exchange = None
         self.release()
 
     def _start(self) -> None:
@@ -324,8 +330,9 @@ def call_all(
             exchange.run(enough)
         except BaseException:
             for process in calls:  # a late answer must not be taken for the answer of the next call
-                if process not in exchange.outcomes:
+                if process.exchange is exchange:
                     process.close()
+                    process.exchange = None
             raise
         return exchange.outcomes
 
@@ -365,6 +372,10 @@ class _Exchange:
 
     def _begin(self, process: GuardedProcess) -> None:
         """Start a process if it does not run, and send its call."""
+        if process.exchange not in (None, self):
+            self._finish(process, Outcome(fault="raised", reason=INTERRUPTED))
+            return
+        process.exchange = self
         made = process.prepare(self._calls[process])
         if isinstance(made, Outcome):
             self._finish(process, made)
@@ -386,6 +397,8 @@ class _Exchange:
 
     def _finish(self, process: GuardedProcess, outcome: Outcome) -> None:
         self.outcomes[process] = outcome
+        if process.exchange is self:
+            process.exchange = None
         self._entered[process].close()
 
     def _step(self) -> None:
