@@ -352,6 +352,17 @@ def test_what_hold_prints_is_held_and_what_is_held_was_printed(tmp_path):
     assert printed
 
 
+@pytest.mark.parametrize("options", [(), ("--export",)])
+def test_hold_whose_reader_has_gone_says_that_nothing_is_held(options):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*OURS, "hold", "GPU:1", *options], stdout=writer, stderr=-1, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 1
+    assert "nothing is held: the reader of standard output has gone" in done.stderr
+    assert leases() == ()
+
+
 def test_hold_prints_nothing_that_makes_others_nest():
     done = ours("hold", "GPU:1", "--json")
     held = json.loads(done.stdout)

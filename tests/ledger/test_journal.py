@@ -1,9 +1,11 @@
 """The journal: what is written is read; what others put there is not believed."""
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -237,6 +239,26 @@ def test_processes_of_one_user_that_end_at_once_all_count(machine):
 
 
 @needs_root
+def test_a_child_that_is_forked_during_a_write_does_not_keep_the_file_locked(machine, monkeypatch):
+    line, children = journal._line, []
+
+    def fork(*words):
+        if not (child := os.fork()):
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+        return line(*words)
+
+    monkeypatch.setattr(journal, "_line", fork)
+    assert journal.write(ENTRY)
+    try:
+        with open(machine / f"{os.geteuid()}.jsonl") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+
+
 def test_only_a_users_own_file_that_all_can_read_says_what_the_user_used(machine):
     """A squatter neither adds to another user's usage nor takes it away; nonsense counts as nothing."""
     now = time.time()

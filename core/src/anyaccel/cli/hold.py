@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, describe_devices, start_options
 from anyaccel.cli.parser import report_errors
-from anyaccel.errors import UsageError
+from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher import start_detached
 from anyaccel.linux import process
@@ -69,7 +69,13 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
             output.print_document(exports(variables, _unset(hold)))
         return 0
     with hold:
-        _print(args, hold, variables)
+        try:
+            _print(args, hold, variables)
+        except BrokenPipeError as error:
+            raise AnyaccelError(
+                "nothing is held: the reader of standard output has gone, so that the lease is not known",
+                hint="let it read to the end, as L=$(anyaccel hold GPU:1) does",
+            ) from error
         go_on_alone(hold, _PROGRAM, reporting)
         with contextlib.suppress(OSError):  # 'sleep' takes less memory than an interpreter
             os.execvp(_PROGRAM, [_PROGRAM, "infinity" if args.time is None else str(args.time)])

@@ -399,6 +399,8 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
             line = b"\n" + line  # an earlier write was cut off, as on a full disk: its rest must not spoil this line
         return os.write(fd, line) == len(line)
     finally:
+        with contextlib.suppress(OSError):  # as on a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has a copy
         os.close(fd)
 
 

@@ -300,20 +300,20 @@ class Broker:
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
         """Return the queue for a call; register a new queue with the broker if there is none. The call is not queued.
 
-        The request is resolved once per kind: the result is kept for later queues of every pool.
+        Each request is resolved once: the result is kept for later queues of every pool.
 
         Raises:
-            UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
+            UnknownNameError, NeverFitsError: When a new request can never be served.
         """
-        key = id(engine), call.options.alike, call.actor is not None
+        needs, resolved = call.options.needs, None
+        if needs is not None and (resolved := self._resolved.get((needs, engine.confined))) is None:
+            choice = None if self._choice is None else self._choice(needs)
+            resolved = self._resolved[needs, engine.confined] = LocalRequest(
+                self.inventory, needs, self._environ, choice, private=self.private, confined=engine.confined
+            )
+        key = id(engine), id(resolved), call.options.max_calls, call.actor is not None
         queue = self._queues.get(key)
         if queue is None:
-            resolved, needs, kind = None, call.options.needs, (call.options.alike, engine.confined)
-            if needs is not None and (resolved := self._resolved.get(kind)) is None:
-                choice = None if self._choice is None else self._choice(needs)
-                resolved = self._resolved[kind] = LocalRequest(
-                    self.inventory, needs, self._environ, choice, private=self.private, confined=engine.confined
-                )
             queue = self._queues[key] = CallQueue(key, engine, call, resolved)
         return queue
 
