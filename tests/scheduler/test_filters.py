@@ -239,6 +239,7 @@ def test_a_whole_id_that_is_the_beginning_of_another_is_meant():
             "id=GPU-8 is the beginning of several ids: GPU-8932f937-d72c, GPU-89abcdef-1234, GPU-89",
         ),
         ("id=GPU-8932f937-d72d", "no id begins with GPU-8932f937-d72d; close is GPU-8932f937-d72c"),
+        ("id=acme/1", "no id begins with acme/1; a device is asked for by name as acme/1 alone"),
         ("id=0000:01:00.0", "no id begins with 0000:01:00.0; there is GPU-8932f937-d72c, GPU-89abcdef-1234, GPU-89"),
     ],
 )

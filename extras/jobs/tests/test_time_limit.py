@@ -121,6 +121,7 @@ def test_a_job_says_that_its_limit_ended_it(run):
     (found,) = json.loads(done.stdout)["jobs"]
     assert (found["state"], found["time_limit_seconds"]) == ("timeout", 2.0)
     assert f"job {number} reached its time limit of 2s" in run("wait", number, status=124).stderr
+    assert "time limit     2s\n" in run("jobs", number).stdout
     assert run("jobs").stdout.splitlines()[1].split()[:2] == [number, "timeout"]
     assert json.loads(run("jobs", "--json").stdout)["jobs"] == [found]
     assert json.loads(run("logs", number, "--json").stdout)["state"] == "timeout"

@@ -378,6 +378,8 @@ class _Id(Filter[str]):
             return f"id={asked.wanted} is the beginning of several ids: {listed(meant)}"
         if meant:
             return f"id={asked.wanted} is one device"
+        if any(asked.wanted == device.name for device in asked.inventory.devices):
+            return f"no id begins with {asked.wanted}; a device is asked for by name as {asked.wanted} alone"
         from difflib import get_close_matches
 
         ids = [device.id for device in devices]

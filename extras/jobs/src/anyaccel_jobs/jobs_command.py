@@ -200,7 +200,7 @@ def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
         "started": clock(job.started),
         "ended": clock(job.ended),
         "took": "-" if took is None else elapsed(took),
-        "time limit": "-" if job.time_limit is None else elapsed(job.time_limit),
+        "time limit": "-" if job.time_limit is None else span(job.time_limit),
         "notify": job.notify or "-",
         "supervisor": str(job.pid) if job.live and job.here else "-",
     }
