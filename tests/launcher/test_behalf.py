@@ -1,6 +1,7 @@
 """Leases on behalf of processes that another program starts: they outlive the program that took them."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -180,6 +181,20 @@ def test_a_share_keeps_its_part(inventory):
     assert found.shares[0].units == 2500
     with aa.acquire(aa.request_devices([device], {device.id: 0.75}), inventory=inventory, wait=0):
         assert free(inventory) == 1
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ({"another": 0.5}, "shares must be of the given devices \\(got one of 'another'\\)"),
+        ({"GPU": math.inf}, "must be more than 0, and finite \\(got inf\\)"),
+        ({"GPU": 0}, "must be more than 0, and finite \\(got 0\\)"),
+    ],
+)
+def test_a_share_is_of_a_given_device_and_a_number(inventory, shares, message):
+    device = inventory.devices[1]
+    with pytest.raises(aa.UsageError, match=message):
+        aa.request_devices([device], {device.id if name == "GPU" else name: share for name, share in shares.items()})
 
 
 def test_who_sees_it_and_how_it_is_released(inventory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 
 from anyaccel.errors import UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Request, Term, bits, slot_mask
@@ -76,7 +77,7 @@ def request_devices(devices: Iterable[Device], shares: Mapping[str, float | int]
             are wanted whole.
 
     Raises:
-        UsageError: If there is no device, or if a share is not positive.
+        UsageError: If there is no device, or if a share is of another device, not positive or not finite.
 
     Examples:
         >>> inventory = anyaccel.detect("sim:H100:2,TPU-V4:4")
@@ -84,11 +85,13 @@ def request_devices(devices: Iterable[Device], shares: Mapping[str, float | int]
         >>> len(request.terms)
         2
     """
-    shares = shares or {}
-    terms = tuple(_make_term(device, shares.get(device.id)) for device in devices)
-    if not terms:
+    chosen, shares = tuple(devices), shares or {}
+    if not chosen:
         raise UsageError("devices must name at least one device (got none)")
-    return Request(terms=terms)
+    other = shares.keys() - {device.id for device in chosen}
+    if other:  # whole devices in place of a share would be a surprise
+        raise UsageError(f"shares must be of the given devices (got one of {min(other)!r})")
+    return Request(terms=tuple(_make_term(device, shares.get(device.id)) for device in chosen))
 
 
 def _make_term(device: Device, share: float | None) -> Term:
@@ -97,8 +100,8 @@ def _make_term(device: Device, share: float | None) -> Term:
     names = (device.resource,)
     if share is None:
         return Term(names=names, filters=filters)
-    if not share > 0:
-        raise UsageError(f"a share of {device.id} must be more than 0 (got {share!r})")
+    if not 0 < share < inf:
+        raise UsageError(f"a share of {device.id} must be more than 0, and finite (got {share!r})")
     if share >= 1:
         return Term(names=names, units=0, filters=filters, memory_bytes=int(share))
     return Term(names=names, units=max(1, round(share * UNITS_PER_DEVICE)), filters=filters)
