@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from anyaccel.errors import DevicesBusyError, LedgerBusyError, StateDirectoryError
+from anyaccel.errors import DevicesBusyError, LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want, handovers
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.model import Extent
@@ -221,6 +221,10 @@ def test_p4_release_works_on_a_full_disk(claim, small_tmpfs):
         (small_tmpfs / "filler").write_bytes(bytes(1 << 16))
     with pytest.raises(ClaimantError, match=r"LedgerError: .*No space left on device"):
         rival.do("take('e')")
+    ledger = Ledger.open({"ANYACCEL_STATE_DIR": str(small_tmpfs)})
+    with pytest.raises(LedgerError) as caught:
+        ledger.acquire(Want(candidates=frozenset("e")), lambda _: {"e": Extent()}, wait=0)
+    assert caught.value.hint == "free space there, or set ANYACCEL_STATE_DIR to a directory on another file system"
     for _ in range(4):
         holder.do("give()")
     assert sorted(name for name in os.listdir(small_tmpfs) if not name.startswith("checked.")) == ["filler"]

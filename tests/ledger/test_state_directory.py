@@ -491,8 +491,9 @@ def test_a_read_only_file_system(tmp_path):
         ledger = open_at(path)
         subprocess.run(["mount", "-o", "remount,ro", path], check=True)
         assert ledger.leases() == ()
-        with pytest.raises(StateDirectoryError, match="cannot be written: Read-only file system"):
+        with pytest.raises(StateDirectoryError, match="cannot be written: Read-only file system") as refused:
             ledger.acquire(ANY, one, wait=0)
+        assert refused.value.hint == "mount its file system for writing, or set ANYACCEL_STATE_DIR"
     finally:
         subprocess.run(["umount", "-l", path], check=True)
 

@@ -366,11 +366,21 @@ class StateDirectory:
         The error is a StateDirectoryError for want of permission or on a read-only file system, else a LedgerError.
         """
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            way_out = (
+                "mount its file system for writing"
+                if error.errno == errno.EROFS
+                else f"make it writable for all, as with 'chmod 1777 {self.path}'"
+            )
             return StateDirectoryError(
                 f"the state directory {self.path} cannot be written: {error.strerror}",
-                hint=f"make it writable for all, as with 'chmod 1777 {self.path}', or set {VARIABLE}",
+                hint=f"{way_out}, or set {VARIABLE}",
             )
-        return LedgerError(f"the state directory {self.path} could not be used: {error.strerror or error}")
+        return LedgerError(
+            f"the state directory {self.path} could not be used: {error.strerror or error}",
+            hint=f"free space there, or set {VARIABLE} to a directory on another file system"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "",
+        )
 
     def _verify(self, descriptor: int, found: os.stat_result, path: str, *, marked: bool) -> None:
         """Check an opened directory, with or without the marker of a recovery in this boot; update :attr:`shared`.
