@@ -253,6 +253,13 @@ def test_resume_of_a_folder_without_a_sweep_is_refused_and_runs_nothing(detach, 
     assert not [*Path("empty").iterdir(), *Path().glob("ran*")]
 
 
+def test_a_folder_that_cannot_be_made_is_refused_with_a_way_out(sweep):
+    Path("file").write_text("")
+    status, said = sweep("--out", "file/logs", "--each", "n=1..3", "--", "touch", "ran{n}")
+    assert (status, "Not a directory" in said, "name another directory with --out" in said) == (1, True, True), said
+    assert not [*Path().glob("ran*")]
+
+
 def test_retries_and_the_first_error(sweep):
     status, said = sweep("--retries", "2", "--each", "n=1", "--", "sh", "-c", "echo x >> ran{n}; exit 3")
     assert (status, Path("ran1").read_text(), "failed with exit status 3 (3 times)" in said) == (1, "x\nx\nx\n", True)

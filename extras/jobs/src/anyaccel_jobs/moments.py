@@ -41,5 +41,5 @@ def read_moment(text: str, start: float, *, ahead: bool) -> float:
             found += dt.timedelta(days=1 if ahead else -1)
         return found.timestamp()
     except (ValueError, OverflowError):
-        forms = "must be a time such as 14:30, a date 2026-12-01, both '2026-12-01 14:30', or a duration 2h"
+        forms = "must be a time such as 14:30, a date 2026-12-01, both '2026-12-01 14:30', a duration 2h, or now"
         raise argparse.ArgumentTypeError(f"{forms} (got {text!r:.40})") from None

@@ -301,7 +301,9 @@ class JobLog:
             if not os.fstat(self._fd).st_size:
                 os.write(self._fd, ("\t".join(COLUMNS) + "\n").encode())
         except OSError as error:
-            raise AnyaccelError(f"the job log {path} cannot be written: {error.strerror}") from error
+            raise AnyaccelError(
+                f"the job log {path} cannot be written: {error.strerror}", hint="name another directory with --out"
+            ) from error
 
     def was_done(self, number: int, command: Sequence[str]) -> bool:
         """Return whether a command has succeeded before.
