@@ -225,7 +225,12 @@ def test_libraries_and_commands_answer_for_this_machine_only(tmp_path):
 
 
 def test_recordings_of_several_plugins_become_one():
-    first = {"environ": {"A": "1"}, "paths": {"/x": {}}, "commands": [{"argv": ["t"]}], "queries": {"q": {"value": 1}}}
+    first = {
+        "environ": {"A": "1"},
+        "paths": {"/x": {}},
+        "commands": [{"argv": ["t"]}] * 2,
+        "queries": {"q": {"value": 1}},
+    }
     second = {"environ": {"B": "2"}, "paths": {"/x": {"text": "t"}}, "commands": [{"argv": ["t"]}], "queries": {}}
     assert merge([first, second]) == {
         "schema": "anyaccel.recording/1",

@@ -48,3 +48,13 @@ def test_an_unknown_name_offers_close_ones(inventory, way_out):
     with pytest.raises(UnknownNameError) as refused:
         named(Layout(inventory, NameRegistry()), "H10O")
     assert str(refused.value) == UNKNOWN + way_out
+
+
+def test_an_unknown_name_may_be_of_a_vendor_that_failed_before_it_gave_its_names():
+    report = VendorReport(vendor="other", state=VendorState.FAILED)
+    inventory = replace(machine(gpus(1)), vendors=(report,))
+    with pytest.raises(UnknownNameError, match=r"and the plug-in of other failed .*; see 'anyaccel plugins other'"):
+        named(Layout(inventory, NameRegistry()), "NPU")
+    known = replace(report, resource="XPU")
+    with pytest.raises(UnknownNameError, match="no device and no installed plug-in goes by it"):
+        named(Layout(replace(inventory, vendors=(known,)), NameRegistry()), "NPU")

@@ -458,7 +458,9 @@ def merge(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         environ |= recording["environ"]
         for path, entry in recording["paths"].items():
             paths[path] = paths.get(path, {}) | entry  # one plug-in may have looked, and another one read
-        commands += [entry for entry in recording["commands"] if entry not in commands]
+        for entry in recording["commands"]:  # a plug-in may ask the same twice, and two plug-ins as well
+            if entry not in commands:
+                commands.append(entry)
         queries |= recording["queries"]
     return {
         "schema": SCHEMA,

@@ -28,6 +28,7 @@ from anyaccel.model import (
     Share,
     Term,
     Value,
+    VendorState,
     bits,
     parts_of,
     replace,
@@ -83,10 +84,19 @@ class NameRegistry:
         self._further = ()
         return iter(tuple(self._spelled.values()))
 
-    def make_error(self, name: str, there: Iterable[str]) -> UnknownNameError:
-        """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out."""
+    def make_error(self, name: str, there: Iterable[str], silent: Sequence[str] = ()) -> UnknownNameError:
+        """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out.
+
+        Args:
+            name: The name.
+            there: Names on the machine.
+            silent: Vendors whose plug-ins failed before they gave their names: these may be meant.
+        """
         from anyaccel.extras import plugin_remedy  # only errors need it
 
+        if silent:
+            reason = f"no device goes by it, and the plug-in of {silent[0]} failed before it gave its names"
+            return UnknownNameError(f"unknown name {name!r}: {reason}; see 'anyaccel plugins {silent[0]}'")
         here = [self._spelled[each] for each in sorted(there)]
         on_machine = f"on this machine there are {', '.join(here)}."
         otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
@@ -190,7 +200,9 @@ class Layout:
         """
         masks = tuple(self._named.get(name.lower(), 0) for name in term.names)
         if not any(masks) and len(self.names.find_unknown(term.names)) == len(term.names):
-            raise self.names.make_error(term.names[0], self._named)
+            failed = [each for each in self.inventory.vendors if each.state is VendorState.FAILED]
+            silent = [report.vendor for report in failed if not report.resource]
+            raise self.names.make_error(term.names[0], self._named, silent)
         return masks
 
     def serving(self, term: Term) -> int:
