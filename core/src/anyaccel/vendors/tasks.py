@@ -42,7 +42,7 @@ from anyaccel.model import (
     hints,
     replace,
 )
-from anyaccel.probe import Machine, ProbeContext, Recorder
+from anyaccel.probe import Machine, ProbeContext
 from anyaccel.text import suggest
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, make_problem
@@ -391,6 +391,8 @@ def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
 
 def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     """Call the hooks that touch the machine. A fault of a hook shows again in the replay."""
+    from anyaccel.probe import Recorder  # late: detection needs none
+
     facts = decode(Machine, payload["machine"]).facts(payload["environ"])
     recorder = Recorder(facts)
     recorder.environ.asked.update(_own_variables(plugin, facts.environ))
