@@ -5,10 +5,10 @@ import errno
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 
+import disks
 import pytest
 from anyaccel.errors import DevicesBusyError, LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want, handovers
@@ -206,11 +206,8 @@ def small_tmpfs(tmp_path):
     """A file system of 64 KiB."""
     path = tmp_path / "small"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", str(path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system takes root")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with disks.mounted(path, "size=64k,mode=700"):
+        yield path
 
 
 def test_p4_release_works_on_a_full_disk(claim, small_tmpfs):

@@ -19,6 +19,23 @@ from anyaccel.vendors.process import find_process
 from lengths import length
 from waiting import PATIENCE, until
 
+
+@contextlib.contextmanager
+def signalled(number, begun):
+    """Send this process a signal, once a file says that the call in the context has begun."""
+
+    def send():
+        until(begun.exists, "the call")
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 BAD = """
 import os
 import resource
@@ -362,15 +379,8 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record
     )
     inventory = aa.detect(record({}))
 
-    def interrupt():
-        until(begun.exists, "the call")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), signalled(signal.SIGINT, begun):
         stats(inventory, timeout=PATIENCE)
-    thread.join()
     assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
 
 
@@ -421,17 +431,11 @@ def test_a_handler_of_a_signal_does_not_get_the_answer_of_the_call_that_it_inter
         except aa.AnyaccelError as error:
             told.append(str(error))
 
-    def interrupt():
-        until(begun.exists, "the call")
-        os.kill(os.getpid(), signal.SIGUSR1)
-
     former = signal.signal(signal.SIGUSR1, handle)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
     try:
-        assert prepare("pair/0") == "p0"
+        with signalled(signal.SIGUSR1, begun):
+            assert prepare("pair/0") == "p0"
     finally:
-        thread.join()
         signal.signal(signal.SIGUSR1, former)
     assert "a handler of a signal interrupts a call of its process" in told[0]
     assert prepare("pair/1") == "p1"

@@ -100,9 +100,10 @@ class NameRegistry:
         here = [self._spelled[each] for each in sorted(there)]
         on_machine = f"on this machine there are {', '.join(here)}."
         otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
-        way_out = plugin_remedy(name) or suggest(name, self._spelled.values(), otherwise)
         if name.lower() == "cpu":
             way_out = "the CPU is what a request may fall back to, as in GPU:1,else=cpu"
+        else:
+            way_out = plugin_remedy(name) or suggest(name, self._spelled.values(), otherwise)
         return UnknownNameError(f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}")
 
 
