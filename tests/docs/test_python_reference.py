@@ -110,7 +110,12 @@ def is_there(name):
 def test_names_of_ours_on_pages_are_there():
     """Modules too, wherever they stand: ``anyaccel.detect(...)``, ``--preload anyaccel_dask.node``."""
     missing = []
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]:
+    for page in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("*/*/README.md"),
+    ]:
         if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
             continue  # they tell of what once was
         text = page.read_text(encoding="utf-8")
