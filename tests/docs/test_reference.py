@@ -67,6 +67,16 @@ def test_every_variable_of_ours_is_described():
     assert used == described
 
 
+def test_every_metric_is_described(anyaccel):
+    printed = anyaccel(
+        "metrics", "--machine", str(ROOT / "plugins" / "nvidia" / "recordings" / "h100-1gpu-real")
+    ).stdout
+    names = re.findall(r"^# TYPE (\w+) ", printed, re.MULTILINE)
+    text = (ROOT / "docs" / "how-to" / "report.md").read_text(encoding="utf-8")
+    assert names
+    assert [name for name in names if not re.search(rf"`{name}(_total|_info)?`", text)] == []
+
+
 def test_every_file_is_described():
     paths = {MACHINE_FILE, setup.TMPFILES, MACHINE_WIDE, f"{PRIVATE}/anyaccel-UID", MACHINE_DIRECTORY, KEPT}
     described = set(re.findall(r"`((?:/|~/)[^`]+)`", page("environment.md").partition("\n## Files\n")[2]))
