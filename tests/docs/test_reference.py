@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from anyaccel import hookspecs, plugin
 from anyaccel.configuration import MACHINE_FILE
+from anyaccel.extras import COMMANDS
 from anyaccel.ledger import setup
 from anyaccel.ledger.directory import MACHINE_WIDE, PRIVATE
 from anyaccel.ledger.journal import MACHINE_DIRECTORY
@@ -65,6 +66,13 @@ def test_every_variable_of_ours_is_described():
     used = {name for text in sources for name in re.findall(r"\b(?:ANYACCEL|XDG)_[A-Z][A-Z_]*[A-Z]\b", text)}
     described = set(re.findall(r"^\| `((?:ANYACCEL|XDG)_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
     assert used == described
+
+
+def test_each_distribution_names_its_commands():
+    text = (ROOT / "docs" / "explanation" / "distributions.md").read_text(encoding="utf-8")
+    rows = {name: row for row, name in re.findall(r"^(\| `anyaccel-(\w+)` .*)$", text, re.MULTILINE)}
+    missing = [each for each, extra in COMMANDS.items() if not re.search(rf"`(anyaccel )?{each}\b", rows[extra])]
+    assert missing == []
 
 
 def test_every_metric_is_described(anyaccel):
