@@ -10,6 +10,11 @@ import anyaccel as anyaccel_library
 import jsonschema
 import pytest
 from anyaccel import hookspecs, plugin
+from anyaccel.configuration import MACHINE_FILE
+from anyaccel.ledger import setup
+from anyaccel.ledger.directory import MACHINE_WIDE, PRIVATE
+from anyaccel.ledger.journal import MACHINE_DIRECTORY
+from anyaccel.ledger.machine_policy import KEPT
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.plugin import ProbeContext
 from anyaccel.settings import SETTINGS
@@ -60,6 +65,12 @@ def test_every_variable_of_ours_is_described():
     used = {name for text in sources for name in re.findall(r"\b(?:ANYACCEL|XDG)_[A-Z][A-Z_]*[A-Z]\b", text)}
     described = set(re.findall(r"^\| `((?:ANYACCEL|XDG)_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
     assert used == described
+
+
+def test_every_file_is_described():
+    paths = {MACHINE_FILE, setup.TMPFILES, MACHINE_WIDE, f"{PRIVATE}/anyaccel-UID", MACHINE_DIRECTORY, KEPT}
+    described = set(re.findall(r"`((?:/|~/)[^`]+)`", page("environment.md").partition("\n## Files\n")[2]))
+    assert paths - described == set()
 
 
 def test_every_setting_is_described():

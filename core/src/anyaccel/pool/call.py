@@ -430,7 +430,7 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
                 summary = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
     shown = made if isinstance(made, BaseException) else RemoteError(summary)
     if text:
-        shown.__cause__ = RemoteTraceback(text)
+        BaseException.__setattr__(shown, "__cause__", RemoteTraceback(text))  # the class may refuse an assignment
     return shown
 
 
@@ -486,7 +486,8 @@ class GangFuture(AwaitableFuture[list[T]]):
             self.cancel()
         elif (error := member.exception()) is not None:
             if self._decide():
-                error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
+                with contextlib.suppress(Exception):  # the class may refuse attributes, as a frozen dataclass does
+                    error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
                 self._end_others()
                 self.set_exception(error)
         elif all(map(has_result, self.members)) and self._decide():
