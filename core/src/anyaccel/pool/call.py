@@ -436,7 +436,7 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
             hint = f"the exception cannot be unpickled here: {summarize_error(problem)}; can its module be imported?"
     shown = made if isinstance(made, BaseException) else RemoteError(summary, hint=_NO_PLAIN if plain else hint)
     if text:
-        shown.__cause__ = RemoteTraceback(text)
+        BaseException.__setattr__(shown, "__cause__", RemoteTraceback(text))  # the class may refuse an assignment
     return shown
 
 
@@ -492,7 +492,8 @@ class GangFuture(AwaitableFuture[list[T]]):
             self.cancel()
         elif (error := member.exception()) is not None:
             if self._decide():
-                error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
+                with contextlib.suppress(Exception):  # the class may refuse attributes, as a frozen dataclass does
+                    error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
                 self._end_others()
                 self.set_exception(error)
         elif all(map(has_result, self.members)) and self._decide():

@@ -160,16 +160,20 @@ def summarize_error(error: BaseException) -> str:
 def dump_call_error(error: BaseException, form: Any) -> Pickled:
     """Write the exception of a call, and a traceback that begins with the user's code, as :func:`dumps_error` does.
 
-    The traceback is removed from the exception.
+    The traceback is removed from the exception. An exception that cannot be formatted, because of its own code or odd
+    attributes, has the calls of its traceback alone.
     """
     import traceback
 
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in BEFORE_USERS:
         trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    error.__traceback__ = None
-    return dumps_error(error, text, form)
+    try:
+        lines = traceback.format_exception(type(error), error, trace)
+    except Exception:  # noqa: BLE001 - such as a SyntaxError whose position is no number
+        lines = [*traceback.format_tb(trace), summarize_error(error)]
+    error.with_traceback(None)  # no assignment, which the class may refuse, as a frozen dataclass does
+    return dumps_error(error, "".join(lines), form)
 
 
 def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
