@@ -12,13 +12,13 @@ from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.open_lease import OpenLease
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.verdicts import ActiveLeases, apply_limits
+from anyaccel.launcher.verdicts import ActiveLeases
 from anyaccel.ledger import LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.linux import renew_in_child
 from anyaccel.model import NOTHING, Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
-from anyaccel.scheduler import Books, RequestPlan, Scheduler, Ticket, Verdict, notify
+from anyaccel.scheduler import Books, RequestPlan, Scheduler, Ticket, Verdict, apply_limits, notify
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False

@@ -10,6 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.scheduler.books": "Books HeldAllocation RequestPlan",
         "anyaccel.scheduler.chosen": "facts shared_facts",
         "anyaccel.scheduler.demand": "Demand",
+        "anyaccel.scheduler.explain": "apply_limits",
         "anyaccel.scheduler.filters": "FILTERS asked asked_memory goes_by rules serves",
         "anyaccel.scheduler.grammar": "parse_request",
         "anyaccel.scheduler.placement": "Choice NameRegistry Validate choose_slots extent_of share with_units",

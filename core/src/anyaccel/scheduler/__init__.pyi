@@ -10,6 +10,7 @@ from anyaccel.scheduler.books import RequestPlan as RequestPlan
 from anyaccel.scheduler.chosen import facts as facts
 from anyaccel.scheduler.chosen import shared_facts as shared_facts
 from anyaccel.scheduler.demand import Demand as Demand
+from anyaccel.scheduler.explain import apply_limits as apply_limits
 from anyaccel.scheduler.filters import FILTERS as FILTERS
 from anyaccel.scheduler.filters import asked as asked
 from anyaccel.scheduler.filters import asked_memory as asked_memory

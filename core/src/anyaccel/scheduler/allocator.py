@@ -157,10 +157,10 @@ class Allocator:
         seconds = read_seconds("time", time, positive=True)
         with self._lock:
             plan = self._plan(request, hosts)
-            if infeasible == "raise" and not (plan.ever_fits or plan.request.else_cpu):
-                verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
-                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
+            if infeasible == "raise" and self._never_fits(plan, waiting):
+                verdict = self._judge(plan, waiting)
+                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             ticket = Ticket(
                 plan,
                 waiting=waiting,
@@ -248,21 +248,32 @@ class Allocator:
             ticket.wake()
         return waited
 
-    def why(self, request: RequestLike | Ticket, *, hosts: int = 1, priority: int = 0) -> Verdict:
+    def why(
+        self,
+        request: RequestLike | Ticket,
+        *,
+        hosts: int = 1,
+        priority: int = 0,
+        time: Duration | None = None,
+        user: int | None = None,
+    ) -> Verdict:
         """Explain whether a request would be served now or ever, why not, and what the nearest request is.
 
         Args:
             request: The request, or the ticket of a waiting request.
-            hosts: Number of machines; a ticket has its own number, like the next.
+            hosts: Number of machines; a ticket has its own number, like all that follow.
             priority: The higher, the earlier.
+            time: Time limit.
+            user: Number of the user for limits and fair shares.
 
         Raises:
             RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
         """
+        seconds = read_seconds("time", time, positive=True)
         with self._lock:
             if not isinstance(request, Ticket):
                 plan = self._plan(request, hosts)
-                return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
+                return self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
             if request.allocation is None or request.allocation.cpu:
                 plan = self._make_plan(request.request, request.plan.hosts)
                 return self._judge(plan, request.waiting)
@@ -275,15 +286,23 @@ class Allocator:
         with self._lock:
             # The queue is by kind; only the policy knows the order across kinds.
             turn = self._policy.sort_key(self._counted(), self._clock())
-            return tuple(sorted(self._queue, key=lambda ticket: (not ticket.plan.ever_fits, turn(ticket.waiting))))
+            return tuple(
+                sorted(
+                    self._queue,
+                    key=lambda ticket: (self._never_fits(ticket.plan, ticket.waiting), turn(ticket.waiting)),
+                )
+            )
 
     def demand(self) -> tuple[Demand, ...]:
-        """Sum the quantities of waiting requests by requested name; then those of requests that can never be served."""
+        """Sum the quantities of waiting requests by requested name; then those of requests that can never be served.
+
+        Requests over a limit that lasts are left out: no other device would serve them.
+        """
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
             layouts = [books.layout for books in self._machines]
-            plans = [ticket.plan for ticket in self._queue]
+            plans = [ticket.plan for ticket in self._queue if not self._policy.bars(ticket.waiting)]
         return summarize(self._names, layouts, plans)
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
@@ -398,14 +417,22 @@ class Allocator:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
         return self._make_plan(wanted, hosts)
 
+    def _never_fits(self, plan: RequestPlan, waiting: Waiting) -> bool:
+        """Return whether a request can never be served, on the CPU neither, or exceeds a limit that lasts."""
+        return self._policy.bars(waiting) or not (plan.ever_fits or plan.request.else_cpu)
+
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out.
+
+        A request without a time limit gets the longest that the policy allows its user.
 
         Raises:
             UsageError: When ``priority`` is not a whole number: in the queue, it would break the calls of others.
         """
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number (got {priority!r:.60})")
+        if time is None:
+            time = self._policy.limits_of(user).seconds
         return Waiting(
             key=number,
             number=number,
@@ -424,7 +451,7 @@ class Allocator:
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
-        if self._policy.limited(waiting, sum_usage(self._counted())):
+        if self._policy.over_limits(waiting, sum_usage(self._counted())):
             return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, self._queue.firsts()) if self._queue else []
@@ -470,8 +497,11 @@ class Allocator:
         ]
 
     def _counted(self) -> list[Holding]:
-        """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
-        return [] if self._policy.plain else self._holdings()
+        """Return the allocations that count for users, if the policy depends on them; else an empty list.
+
+        Those of foreign holders count for no user.
+        """
+        return [] if self._policy.plain else [each for each in self._holdings() if each.since is not None]
 
     def _holdings(self) -> list[Holding]:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
@@ -535,7 +565,7 @@ class Allocator:
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
             waiting, mask = ticket.waiting, ticket.plan.mask
-            limited = self._policy.limited(waiting, used)
+            limited = bool(self._policy.over_limits(waiting, used))
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or waiting.seconds is not None):
                 rivals = self._rivals(waiting, ahead) if ahead else []
@@ -550,7 +580,7 @@ class Allocator:
     def _place_in_line(self, ticket: Ticket) -> int:
         """Return 1 and the number of tickets that block a ticket; 0 if it is not in line. Takes the lock."""
         with self._lock:
-            if ticket not in self._queue or not ticket.plan.ever_fits:
+            if ticket not in self._queue or self._never_fits(ticket.plan, ticket.waiting):
                 return 0
             return 1 + len(self._rivals(ticket.waiting, self._queue))
 
@@ -561,18 +591,17 @@ class Allocator:
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         """Explain whether a request would be served now or ever, and the reasons against; call with the lock held."""
-        from anyaccel.model.verdict import Reason, ReasonCode, Verdict
-        from anyaccel.scheduler.explain import judge
+        from anyaccel.model.verdict import Verdict
+        from anyaccel.scheduler.explain import apply_limits, judge
 
         ahead = self._ahead(plan, waiting)
         if plan.ever_fits and not ahead and plan.find() is not None:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
             verdict = judge(plan, plan.books, ahead)
-        over = self._policy.over_limits(waiting, sum_usage(self._counted())) if verdict.ever_fits else ()
+        limits = self._policy.over_limits(waiting, sum_usage(self._counted()))
         user = "" if waiting.user is None else f"user {waiting.user}"
-        limits = [Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over if each.of_devices]
-        return replace(verdict, fits_now=False, reasons=(*limits, *verdict.reasons)) if limits else verdict
+        return apply_limits(verdict, limits, user=user, machine=False)
 
 
 class Scheduler(Allocator):

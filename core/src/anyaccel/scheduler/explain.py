@@ -23,6 +23,10 @@ from anyaccel.scheduler.filters import asked, rules
 from anyaccel.scheduler.placement import Layout, Occupancy, Resolved, Wanted, place, vetoed, want
 from anyaccel.text import listed
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.policy import OverLimit
+
 _TOLD = 4
 """Number of machines whose reasons are listed."""
 
@@ -72,6 +76,36 @@ def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]
         nearest=None if plan.ever_fits else next((each.nearest for each in alone if each.nearest), None),
         nearest_now=None if ahead else next((each.nearest_now for each in alone if each.nearest_now), None),
         ways_out=tuple(dict.fromkeys(ways_out)),
+    )
+
+
+def apply_limits(verdict: Verdict, limits: Sequence[OverLimit], *, user: str = "", machine: bool = True) -> Verdict:
+    """Return the verdict with the exceeded limits in front of the reasons, and their remedies in front of the ways out.
+
+    With a lasting limit, the request never fits, for the lasting limits alone: other reasons and ways out are dropped.
+    Else it does not fit until the user releases devices. The nearest requests are dropped. Without limits, or if the
+    request never fits anyway, the verdict stays the same.
+
+    Args:
+        verdict: The verdict without limits.
+        limits: The exceeded limits.
+        user: Name of the user; empty to address the reader.
+        machine: Whether the limits are those of the machine's configuration, and not of a program's own policy.
+    """
+    if not limits or not verdict.ever_fits:
+        return verdict
+    lasting = [each for each in limits if each.lasting]
+    told = lasting or limits
+    reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in told)
+    ways_out = tuple(way for each in told if (way := each.remedy if machine else each.lower))
+    return replace(
+        verdict,
+        fits_now=False,
+        ever_fits=not lasting,
+        reasons=reasons if lasting else (*reasons, *verdict.reasons),
+        ways_out=ways_out if lasting else (*ways_out, *verdict.ways_out),
+        nearest=None,
+        nearest_now=None,
     )
 
 
@@ -143,8 +177,12 @@ def _reasons_ever(empty: Occupancy, found: Resolved) -> Iterator[Reason]:
     layout = empty.layout
     alone = [each for each in found.wanted if place(empty, [each]) is None]
     for each in alone:
-        few = each.mask.bit_count() < each.term.count
-        yield from _shortage(layout, each.term) if few else _form(empty, each)
+        if each.mask.bit_count() < each.term.count:
+            yield from _shortage(layout, each.term)
+        elif each.term.fraction and not each.mask & empty.whole:
+            yield _small_part(empty, each)
+        else:
+            yield from _form(empty, each)
         if unknown := layout.names.find_unknown(each.term.names):
             message = f"no installed plug-in knows {' and '.join(unknown)}"
             yield Reason(code=ReasonCode.UNKNOWN_NAME, message=message, term=each.term)
@@ -174,6 +212,14 @@ def _shortage(layout: Layout, term: Term) -> Iterator[Reason]:
                 message += f" ({said})" if said else ""
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
+
+
+def _small_part(empty: Occupancy, wanted: Wanted) -> Reason:
+    """Return the reason that this process can hand out less of each device than the term asks of one."""
+    label = empty.layout.names.label(wanted.term)
+    most = _most_free(empty, wanted.mask, wanted.term)
+    message = f"this process itself holds at most {most} of one {label}, and can hand out no more"
+    return Reason(code=ReasonCode.PART, message=message, term=wanted.term, devices=_ids(empty.layout, wanted.mask))
 
 
 def _form(free: Occupancy, wanted: Wanted) -> Iterator[Reason]:
@@ -252,10 +298,7 @@ def _taken(books: Books, mask: int, term: Term | None) -> Reason:
     names = {key: text for position in held for key, text in books.describe_holders(position).items()}
     label = layout.names.label(term) if term else "devices"
     if term and term.fraction:
-        most = format_units(_most_units(free, mask))
-        if term.memory_bytes:
-            most = f"{_most_memory(free, mask) / (1 << 30):.1f}GiB"
-        start = f"no {label} has {term.quantity} free, the most is {most}"
+        start = f"no {label} has {term.quantity} free, the most is {_most_free(free, mask, term)}"
     else:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {mask.bit_count()} {label} free"
@@ -263,6 +306,13 @@ def _taken(books: Books, mask: int, term: Term | None) -> Reason:
     by = f"; {books.list_holders(names)}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
+
+
+def _most_free(free: Occupancy, mask: int, term: Term) -> str:
+    """Return the most that is free on one of the devices in a bit mask: as memory if the term asks for memory."""
+    if term.memory_bytes:
+        return f"{_most_memory(free, mask) / (1 << 30):.1f}GiB"
+    return format_units(_most_units(free, mask))
 
 
 def _most_units(free: Occupancy, mask: int) -> int:
