@@ -10,6 +10,12 @@ import anyaccel as anyaccel_library
 import jsonschema
 import pytest
 from anyaccel import hookspecs, plugin
+from anyaccel.configuration import MACHINE_FILE
+from anyaccel.extras import COMMANDS
+from anyaccel.ledger import setup
+from anyaccel.ledger.directory import MACHINE_WIDE, PRIVATE
+from anyaccel.ledger.journal import MACHINE_DIRECTORY
+from anyaccel.ledger.machine_policy import KEPT
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.plugin import ProbeContext
 from anyaccel.settings import SETTINGS
@@ -60,6 +66,29 @@ def test_every_variable_of_ours_is_described():
     used = {name for text in sources for name in re.findall(r"\b(?:ANYACCEL|XDG)_[A-Z][A-Z_]*[A-Z]\b", text)}
     described = set(re.findall(r"^\| `((?:ANYACCEL|XDG)_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
     assert used == described
+
+
+def test_each_distribution_names_its_commands():
+    text = (ROOT / "docs" / "explanation" / "distributions.md").read_text(encoding="utf-8")
+    rows = {name: row for row, name in re.findall(r"^(\| `anyaccel-(\w+)` .*)$", text, re.MULTILINE)}
+    missing = [each for each, extra in COMMANDS.items() if not re.search(rf"`(anyaccel )?{each}\b", rows[extra])]
+    assert missing == []
+
+
+def test_every_metric_is_described(anyaccel):
+    printed = anyaccel(
+        "metrics", "--machine", str(ROOT / "plugins" / "nvidia" / "recordings" / "h100-1gpu-real")
+    ).stdout
+    names = re.findall(r"^# TYPE (\w+) ", printed, re.MULTILINE)
+    text = (ROOT / "docs" / "how-to" / "report.md").read_text(encoding="utf-8")
+    assert names
+    assert [name for name in names if not re.search(rf"`{name}(_total|_info)?`", text)] == []
+
+
+def test_every_file_is_described():
+    paths = {MACHINE_FILE, setup.TMPFILES, MACHINE_WIDE, f"{PRIVATE}/anyaccel-UID", MACHINE_DIRECTORY, KEPT}
+    described = set(re.findall(r"`((?:/|~/)[^`]+)`", page("environment.md").partition("\n## Files\n")[2]))
+    assert paths - described == set()
 
 
 def test_every_setting_is_described():

@@ -312,6 +312,27 @@ def test_an_exception_that_cannot_travel_leaves_its_text(pool):
     with pytest.raises(aa.RemoteError, match="OddError: a and b") as caught:
         pool().submit(lambda: raise_(OddError("a", "b"))).result()
     assert "in raise_" in str(caught.value.__cause__)
+    assert "missing 1 required positional argument: 'two'" in caught.value.hint
+    assert "pass all arguments of __init__ to super().__init__()" in caught.value.hint
+
+
+def test_an_exception_of_a_class_that_is_not_here_leaves_its_text_too(pool):
+    def raise_own():
+        class OwnError(Exception):
+            def __reduce__(self):
+                return made_here, (os.getpid(),)
+
+        raise OwnError("of the worker")
+
+    with pytest.raises(aa.RemoteError, match=r"^OwnError: of the worker\n") as caught:
+        pool().submit(raise_own).result()
+    assert "cannot be unpickled here: ImportError: not a module of this process" in caught.value.hint
+
+
+def made_here(process):
+    if process != os.getpid():
+        raise ImportError("not a module of this process")
+    return ValueError(process)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -135,15 +135,16 @@ def dumps_error(error: BaseException, text: str, form: Any = sys.modules[__name_
     The exception is written by itself inside, so that the caller can read the texts when its class cannot be imported.
 
     Args:
-        error: The exception; it is left out if it cannot be written or read, which is tried here.
+        error: The exception; if it cannot be written and read, which is tried here, the reason stands in its place.
         text: Its traceback.
         form: The module that writes: this one, or :mod:`anyaccel.pool.plain`.
     """
+    body: bytes | str
     try:
         body = form.dumps_whole(error)
         form.loads(body)  # many classes of exceptions can be pickled and not unpickled, because of their __init__
-    except Exception:  # noqa: BLE001
-        body = b""
+    except Exception as problem:  # noqa: BLE001
+        body = summarize_error(problem)
     return cast("Pickled", form.dumps((body, summarize_error(error), text)))
 
 
