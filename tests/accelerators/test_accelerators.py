@@ -93,9 +93,9 @@ def test_a_node_is_known_before_it_exists(named):
     inventory = anyaccel.detect(found.machine)
     assert [device.type for device in inventory.devices] == ["Acme-One"] * 8
     assert {device.memory_bytes for device in inventory.devices} == {found.memory_bytes}
-    with pytest.raises(anyaccel.UnknownNameError, match=r"'a1.xlarg'; did you mean a1.xlarge or a1.large\?\n") as caught:
+    with pytest.raises(anyaccel.UnknownNameError, match=r"'a1.xlarg'; did you mean a1.xlarge or a1.large\?\n") as error:
         instance_type("a1.xlarg")
-    assert caught.value.hint.startswith("names come from the installed plug-ins (acme)")
+    assert error.value.hint.startswith("names come from the installed plug-ins (acme)")
 
 
 def test_importing_the_module_asks_no_vendor(install):
