@@ -287,12 +287,10 @@ class Allocator:
         with self._lock:
             # The queue is by kind; only the policy knows the order across kinds.
             turn = self._policy.sort_key(self._counted(), self._clock())
-            return tuple(
-                sorted(
-                    self._queue,
-                    key=lambda ticket: (self._never_fits(ticket.plan, ticket.waiting), turn(ticket.waiting)),
-                )
+            tickets = sorted(
+                self._queue, key=lambda each: (self._never_fits(each.plan, each.waiting), turn(each.waiting))
             )
+            return tuple(tickets)
 
     def demand(self) -> tuple[Demand, ...]:
         """Sum the quantities of waiting requests by requested name; then those of requests that can never be served.
@@ -632,7 +630,7 @@ class Allocator:
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         """Explain whether a request would be served now or ever, and the reasons against; call with the lock held."""
         from anyaccel.model.verdict import Verdict
-        from anyaccel.scheduler.explain import apply_limits, judge
+        from anyaccel.scheduler.explain import judge
 
         ahead = self._ahead(plan, waiting)
         if plan.ever_fits and not ahead and plan.find() is not None:
@@ -640,6 +638,10 @@ class Allocator:
         else:
             verdict = judge(plan, plan.books, ahead)
         limits = self._policy.over_limits(waiting, sum_usage(self._counted()))
+        if not limits:
+            return verdict
+        from anyaccel.scheduler.limits import apply_limits
+
         user = "" if waiting.user is None else f"user {waiting.user}"
         return apply_limits(verdict, limits, user=user, machine=False)
 
