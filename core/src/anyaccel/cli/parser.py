@@ -31,6 +31,8 @@ ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
 APART = UNCONFIGURED | {"release", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
 """Commands that have no ``--machine``."""
+WITHOUT_DOCUMENT = {"help", "metrics", "top"}
+"""Commands whose help does not show ``--json``: they refuse it, or print text all the same."""
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -166,7 +168,12 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     short ones to that program.
     """
     group = parser.add_argument_group("common options")
-    group.add_argument("-j", "--json", action="store_true", help="print JSON")
+    about = "print JSON"
+    if command in WITHOUT_DOCUMENT:
+        from argparse import SUPPRESS
+
+        about = SUPPRESS
+    group.add_argument("-j", "--json", action="store_true", help=about)
     # Commands of plug-ins declare what they need themselves.
     if command in APART or command not in COMMANDS:
         return
