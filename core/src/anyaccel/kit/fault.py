@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
-
+from anyaccel._typing import NamedTuple, TypedDict
 from anyaccel.plugin import Finding, Health, Severity
 
 

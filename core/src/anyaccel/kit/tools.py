@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
+from anyaccel._typing import TypedDict
 from anyaccel.kit.fault import FaultError
 from anyaccel.plugin import CommandResult, CommandTimeoutError, ProbeContext
 
