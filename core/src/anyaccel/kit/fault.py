@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from anyaccel._typing import NamedTuple, TypedDict
+from typing import TypedDict
+
+from anyaccel._typing import NamedTuple
 from anyaccel.plugin import Finding, Health, Severity
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
-from anyaccel._typing import TypedDict
 from anyaccel.kit.fault import FaultError
 from anyaccel.plugin import CommandResult, CommandTimeoutError, ProbeContext
 
