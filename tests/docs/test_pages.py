@@ -28,6 +28,7 @@ from ray_nodes import MARK, end, short_directory
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str)
+READMES = sorted({*ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")} - set(PAGES))
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
 LONG = {
@@ -120,9 +121,23 @@ def test_a_page_does_what_it_says(page, tmp_path):
 
 def test_links_lead_somewhere():
     missing = []
-    for page in PAGES:
+    for page in [*PAGES, *READMES]:
         targets = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
         missing += [f"{page.relative_to(ROOT)}: {each}" for each in targets if not (page.parent / each).exists()]
+    assert missing == []
+
+
+def test_tests_and_recordings_that_a_page_names_are_there():
+    sources = [each for pattern in ("tests", "*/*/tests") for each in ROOT.glob(f"{pattern}/**/*.py")]
+    there = {name for each in sources for name in re.findall(r"^ *def (test_\w+)", each.read_text(), re.MULTILINE)}
+    missing = []
+    for page in [*PAGES, *READMES]:
+        text = page.read_text(encoding="utf-8")
+        recordings = re.findall(r"\brecordings? `([\w.-]+)`", text) if page.parent.parent.name == "plugins" else []
+        missing += [f"{page.parent.name}: {name}" for name in re.findall(r"`(test_\w+)`", text) if name not in there]
+        missing += [
+            f"{page.parent.name}: {name}" for name in recordings if not (page.parent / "recordings" / name).is_dir()
+        ]
     assert missing == []
 
 

@@ -1,6 +1,6 @@
 """The reference of Python names: each public name has one place and a docstring, and its examples are true."""
 
-import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -25,7 +25,7 @@ failed = tried = 0
 for name in sys.argv[1:]:
     item = pkgutil.resolve_name(name)
     names = {"anyaccel": anyaccel, "__name__": "__main__"}
-    for test in doctest.DocTestFinder(recurse=False).find(item, name, globs=names):
+    for test in doctest.DocTestFinder().find(item, name, globs=names):
         result = doctest.DocTestRunner().run(test)
         failed, tried = failed + result.failed, tried + result.attempted
 print(failed, "of", tried, "failed")
@@ -87,18 +87,40 @@ def test_what_the_reference_shows_is_documented():
     assert bare == []
 
 
+OTHER_NAMES = {
+    *("anyaccel.commands", "anyaccel.options"),  # groups of entry points
+    *("anyaccel.dev", "anyaccel.devices"),  # the domain of attributes, a label of containers
+    *("anyaccel.json", "anyaccel.wait"),  # a file, a logger
+    "anyaccel_acme.command",
+}
+
+
+def is_there(name):
+    """Whether a dotted name means something. A module that needs what is not installed, such as Dask, is only found."""
+    try:
+        resolved(name)
+    except (AttributeError, ImportError):
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
 def test_names_of_ours_on_pages_are_there():
-    """As code with an argument or none: ``anyaccel.detect(...)``, ``anyaccel.Pool``."""
+    """Modules too, wherever they stand: ``anyaccel.detect(...)``, ``--preload anyaccel_dask.node``."""
     missing = []
-    for page in [*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")]:
+    for page in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("*/*/README.md"),
+    ]:
         if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
             continue  # they tell of what once was
-        names = set(re.findall(r"`(anyaccel(?:\.[A-Za-z_]+)+)[(`]", page.read_text(encoding="utf-8")))
-        for name in names - {"anyaccel.devices", "anyaccel.dev"}:  # a label of containers, the domain of attributes
-            try:
-                resolved(name)
-            except AttributeError:
-                missing.append(f"{page.name}: {name}")
+        text = page.read_text(encoding="utf-8")
+        names = set(re.findall(r"(?<![\w./-])(anyaccel(?:_[a-z]+)?(?:\.[A-Za-z_]\w*)+)(?![\w/-])", text))
+        missing += [f"{page.relative_to(ROOT)}: {name}" for name in names - OTHER_NAMES if not is_there(name)]
     assert missing == []
 
 

@@ -10,13 +10,22 @@ import anyaccel as anyaccel_library
 import jsonschema
 import pytest
 from anyaccel import hookspecs, plugin
+from anyaccel.configuration import MACHINE_FILE
+from anyaccel.extras import COMMANDS
+from anyaccel.ledger import setup
+from anyaccel.ledger.directory import MACHINE_WIDE, PRIVATE
+from anyaccel.ledger.journal import MACHINE_DIRECTORY
+from anyaccel.ledger.machine_policy import KEPT
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.plugin import ProbeContext
+from anyaccel.settings import SETTINGS
+from anyaccel.vendors.process import known
 from anyaccel.vendors.tasks import REQUIRED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 SOURCES = [path for folder in ("core", "extras/*") for path in sorted(ROOT.glob(f"{folder}/src/**/*.py"))]
+PLUGINS = sorted(ROOT.glob("plugins/*/src/**/*.py"))
 HOOKS = [name for name in vars(hookspecs) if name.startswith("anyaccel_")]
 
 
@@ -54,10 +63,51 @@ def test_every_question_to_the_machine_is_described():
 
 
 def test_every_variable_of_ours_is_described():
-    sources = [path.read_text(encoding="utf-8") for path in SOURCES]
-    used = {name for text in sources for name in re.findall(r"\bANYACCEL_[A-Z][A-Z_]*[A-Z]\b", text)}
-    described = set(re.findall(r"^\| `(ANYACCEL_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES + PLUGINS]
+    used = {name for text in sources for name in re.findall(r"\b(?:ANYACCEL|XDG)_[A-Z][A-Z_]*[A-Z]\b", text)}
+    described = set(re.findall(r"^\| `((?:ANYACCEL|XDG)_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
     assert used == described
+
+
+def test_each_distribution_names_its_commands():
+    text = (ROOT / "docs" / "explanation" / "distributions.md").read_text(encoding="utf-8")
+    rows = {name: row for row, name in re.findall(r"^(\| `anyaccel-(\w+)` .*)$", text, re.MULTILINE)}
+    missing = [each for each, extra in COMMANDS.items() if not re.search(rf"`(anyaccel )?{each}\b", rows[extra])]
+    assert missing == []
+
+
+def test_the_readme_of_a_plugin_names_each_of_its_variables():
+    found, _ = known()
+    assert found
+    missing = []
+    for info in (each.info for each in found if (ROOT / "plugins" / each.info.vendor).is_dir()):
+        text = (ROOT / "plugins" / info.vendor / "README.md").read_text(encoding="utf-8")
+        missing += [f"{info.vendor}: {name}" for name in info.env_vars if not re.search(rf"`{name}[`=]", text)]
+    assert missing == []
+
+
+def test_every_metric_is_described(anyaccel):
+    printed = anyaccel(
+        "metrics", "--machine", str(ROOT / "plugins" / "nvidia" / "recordings" / "h100-1gpu-real")
+    ).stdout
+    names = re.findall(r"^# TYPE (\w+) ", printed, re.MULTILINE)
+    text = (ROOT / "docs" / "how-to" / "report.md").read_text(encoding="utf-8")
+    assert names
+    assert [name for name in names if not re.search(rf"`{name}(_total|_info)?`", text)] == []
+
+
+def test_every_file_is_described():
+    paths = {MACHINE_FILE, setup.TMPFILES, MACHINE_WIDE, f"{PRIVATE}/anyaccel-UID", MACHINE_DIRECTORY, KEPT}
+    described = set(re.findall(r"`((?:/|~/)[^`]+)`", page("environment.md").partition("\n## Files\n")[2]))
+    assert paths - described == set()
+
+
+def test_every_setting_is_described():
+    pages = "".join(
+        (ROOT / "docs" / "how-to" / f"{name}.md").read_text(encoding="utf-8") for name in ("configure", "policy")
+    )
+    names = {key.rpartition(".")[2] for key in SETTINGS}
+    assert [name for name in sorted(names) if not re.search(rf"`{name}\b|^{name} = ", pages, re.MULTILINE)] == []
 
 
 def test_every_reason_is_described():

@@ -59,6 +59,8 @@ def test_of_what_another_version_wrote_the_device_is_read_and_all_of_it_counts()
     assert name.startswith("v2.acme%2FGPU-0.2500.")
     newer = entries.parse_lease(name.replace("v2.", "v9.", 1))
     assert (newer.device, newer.extent, newer.understood) == ("acme/GPU-0", Extent(), False)
+    older = entries.parse_lease("v2.GPU-0.acme.2500.1.1.0000000000000000.e1b2.0123456789abcdef0123")
+    assert (older.device, older.extent, older.understood) == ("acme/GPU-0", Extent(), False)
 
 
 SHORT = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=50)

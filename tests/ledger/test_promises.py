@@ -302,17 +302,26 @@ def test_p6_a_choice_that_hangs_or_raises_costs_no_other_claimant(claim, ledger,
     assert files() == []
 
 
-def test_p7_what_is_not_understood_counts_while_it_is_locked(claim, ledger, state):
-    future, rival = claim(), claim()
-    name = "v3.a.10000.more"
-    future.do(
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("v3.a.10000.more", "a"),
+        (
+            "v2.a.acme.10000.1.1.0000000000000000.0123456789abcdef0123",
+            "acme/a",
+        ),  # an earlier form
+    ],
+)
+def test_p7_what_is_not_understood_counts_while_it_is_locked(claim, ledger, state, name, device):
+    other, rival = claim(), claim()
+    other.do(
         f"import fcntl; fd = os.open({str(state / name)!r}, os.O_RDWR | os.O_CREAT); fcntl.flock(fd, fcntl.LOCK_EX)"
     )
-    assert held(ledger) == [("a", 10_000, "unknown")]
-    assert "was not written by this version" in refused(rival, "take('a', units=1)")
-    assert rival.do("take('a', 'b')") == {"b": 10_000}
-    future.kill()
-    assert rival.do("take('a', units=1)") == {"a": 1}
+    assert held(ledger) == [(device, 10_000, "unknown")]
+    assert "was not written by this version" in refused(rival, f"take({device!r}, units=1)")
+    assert rival.do(f"take({device!r}, 'b')") == {"b": 10_000}
+    other.kill()
+    assert rival.do(f"take({device!r}, units=1)") == {device: 1}
     assert (state / name).exists()  # it is not ours to remove
 
 

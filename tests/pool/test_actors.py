@@ -130,6 +130,21 @@ def test_an_actor_that_cannot_answer_ends_rather_than_keep_its_callers_waiting(p
         counter.fail_without_descriptors().result(PATIENCE)
 
 
+class SilentError(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_an_exception_whose_description_is_interrupted_ends_the_actor_and_keeps_no_caller_waiting(pool, most):
+    class Silent:
+        def fail(self):
+            raise SilentError
+
+    with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 1 before it answered"):
+        pool().options(max_concurrency=most).actor(Silent).fail().result(PATIENCE)
+
+
 def test_a_group_that_is_killed_after_its_last_actor_died_has_gone(pool):
     group = pool().actors(Counter, 1)
     with pytest.raises(aa.BrokenWorkerError, match="status 3"):

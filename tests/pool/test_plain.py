@@ -458,8 +458,9 @@ def test_what_a_worker_returns_runs_nothing_in_its_caller(plain_pool):
         aa.RemoteError, match=rf"the result of Attack must be .* it holds .*test_plain.Attack; {WAY_OUT}"
     ):
         plain_pool.submit(Attack).result()
-    with pytest.raises(aa.RemoteError, match="AttackError: a text"):
+    with pytest.raises(aa.RemoteError, match="AttackError: a text") as caught:
         plain_pool.submit(fail, AttackError, "a text").result()
+    assert "or make the pool with results='pickle'" in caught.value.hint
     with pytest.raises(aa.RemoteError, match=r"it holds .*Attack"):
         list(plain_pool.map(lambda _: Attack(), [1]))
     assert "attacked" not in sys.modules

@@ -51,6 +51,13 @@ class OddError(Exception):
         super().__init__(f"{one} and {two}")
 
 
+class ReadOnlyError(Exception):
+    """Refuses attributes, as a frozen dataclass does."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{name} is read-only")
+
+
 class Answer:
     pass
 
@@ -305,6 +312,48 @@ def test_an_exception_that_cannot_travel_leaves_its_text(pool):
     with pytest.raises(aa.RemoteError, match="OddError: a and b") as caught:
         pool().submit(lambda: raise_(OddError("a", "b"))).result()
     assert "in raise_" in str(caught.value.__cause__)
+    assert "missing 1 required positional argument: 'two'" in caught.value.hint
+    assert "pass all arguments of __init__ to super().__init__()" in caught.value.hint
+
+
+def test_an_exception_of_a_class_that_is_not_here_leaves_its_text_too(pool):
+    def raise_own():
+        class OwnError(Exception):
+            def __reduce__(self):
+                return made_here, (os.getpid(),)
+
+        raise OwnError("of the worker")
+
+    with pytest.raises(aa.RemoteError, match=r"^OwnError: of the worker\n") as caught:
+        pool().submit(raise_own).result()
+    assert "cannot be unpickled here: ImportError: not a module of this process" in caught.value.hint
+
+
+def made_here(process):
+    if process != os.getpid():
+        raise ImportError("not a module of this process")
+    return ValueError(process)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_exception_that_refuses_attributes_or_a_description_fails_its_call_alone(pool, plain):
+    def fail(which):
+        if which == "unprintable":
+            raise SyntaxError("no position", ("file", "no line", object(), "text"))
+        raise ReadOnlyError(which)
+
+    results = "plain" if plain else "pickle"
+    calls = pool("A1:1", max_calls=0, max_workers=1, results=results)
+    process = calls.submit(os.getpid).result(PATIENCE)
+    error = calls.submit(fail, "a").exception(PATIENCE)
+    assert "a" in str(error)
+    assert isinstance(error, aa.RemoteError if plain else ReadOnlyError)
+    assert "raise ReadOnlyError(which)" in str(error.__cause__)
+    assert "no position" in str(calls.submit(fail, "unprintable").exception(PATIENCE))
+    with pytest.raises(aa.RemoteError if plain else ReadOnlyError):
+        list(calls.map(fail, "a"))
+    assert calls.submit(os.getpid).result(PATIENCE) == process
+    assert "a" in str(calls.gang(1, fail, "a").exception(PATIENCE))
 
 
 def test_what_cannot_be_pickled_fails_and_nothing_else_does(pool):

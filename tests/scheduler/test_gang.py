@@ -235,7 +235,8 @@ def test_the_earliest_start_of_a_request_is_that_of_the_machine_that_is_free_fir
 
 def test_each_member_of_a_gang_counts_for_its_user_s_limit():
     _, some = with_policy(Policy(limits=Limits(devices=2)), one=gpus(2), two=gpus(2))
-    assert some.submit("GPU:2", hosts=2, user=7).allocation is None
+    with pytest.raises(NeverFitsError, match="4 devices are over user 7's limit of 2"):
+        some.submit("GPU:2", hosts=2, user=7)
     gang = some.allocate("GPU:1", hosts=2, user=7)
     waits = some.submit("GPU:1", user=7)
     assert waits.allocation is None

@@ -4,7 +4,8 @@ import re
 
 import anyaccel
 import pytest
-from anyaccel.errors import NotFreeError, UsageError
+from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
+from anyaccel.model import Extent
 from anyaccel.policy import Limits, Policy
 from anyaccel.scheduler import ReasonCode, Scheduler
 from hypothesis import given, settings
@@ -139,6 +140,59 @@ def test_a_request_that_waits_for_a_limit_says_so(scheduler):
     assert waits.allocation is not None
 
 
+@pytest.mark.parametrize(
+    ("limits", "terms", "told"),
+    [
+        (Limits(devices=1), {"request": "APU:2"}, "2 devices are over user 7's limit of 1.\nask for 1 device at most"),
+        (Limits(seconds=60), {"time": 90}, "a time of 1m30s is over user 7's limit of 1m.\nask for 1m at most"),
+        (Limits(priority=0), {"priority": 5}, "a priority of 5 is over user 7's limit of 0.\nask for 0 at most"),
+        (Limits(devices=0), {}, "1 device is over user 7's limit of 0.\n"),
+    ],
+)
+def test_a_request_over_a_limit_that_lasts_never_fits(scheduler, limits, terms, told):
+    made = scheduler(Policy(limits=limits))
+    asked = {"request": "APU:1", "user": 7, **terms}
+    for ask in (made.allocate, made.submit):
+        with pytest.raises(NeverFitsError) as refused:
+            ask(**asked)
+        assert f"{refused.value}\n{refused.value.hint}" == f"{asked['request']} can never fit: {told}"
+    assert made.why(**asked) == refused.value.verdict
+    pending = made.submit(**asked, infeasible="pend")
+    assert (pending.allocation, pending.why().ever_fits, pending.place) == (None, False, 0)
+    assert (made.pending(), made.demand()) == ((pending,), ())
+    later = made.submit("APU:2", user=0)  # it blocks no other request
+    assert later.allocation is not None
+    made.release(later.allocation)
+    assert pending.allocation is None
+
+
+def test_a_request_without_a_time_limit_has_the_longest_of_its_user(scheduler, clock):
+    made = scheduler(Policy(limits=Limits(seconds=50)))
+    made.allocate("APU:1", time=40)
+    made.submit("APU:2")
+    with pytest.raises(NotFreeError):
+        made.allocate("APU:1")
+    made.allocate("APU:1", time=40)
+
+
+def test_why_is_of_the_user_and_the_time_limit_that_it_is_asked_about(scheduler):
+    made = scheduler(Policy(limits=Limits(devices=1)))
+    made.allocate("APU:1", time=100, user=7)
+    assert made.why("APU:1", user=8).fits_now
+    assert made.why("APU:1", user=7).reasons[0].code is ReasonCode.LIMIT
+    made = scheduler(Policy())
+    made.allocate("APU:1", time=100)
+    made.submit("APU:2")
+    with pytest.raises(UsageError, match="time must be"):
+        made.why("APU:1", time=-1)
+
+
+def test_what_a_foreign_holder_has_counts_for_no_user(scheduler):
+    made = scheduler(Policy(limits=Limits(devices=1), fair_shares=True))
+    made.occupy({made.inventory.devices[0].id: Extent()}, holder="container")
+    assert made.allocate("APU:1").devices == made.inventory.devices[1:]
+
+
 def test_a_groups_total_counts_its_members_together(scheduler):
     made = scheduler(Policy(groups={"lab": Limits(total=1)}, members={7: "lab", 8: "lab"}))
     first = made.allocate("APU:1", user=7)
@@ -185,7 +239,8 @@ def test_place_reason_and_service_agree_under_every_policy(policy, steps):
         holding = [ticket for ticket in tickets if ticket.allocation]
         waiting = made.pending()
         if step == "submit":
-            tickets.append(made.submit(request, priority=priority, user=user, time=seconds))
+            # One over a limit that lasts, such as that of priorities, waits for nothing.
+            tickets.append(made.submit(request, priority=priority, user=user, time=seconds, infeasible="pend"))
         elif step == "release" and holding:
             ticket = holding[index % len(holding)]
             tickets.remove(ticket)
@@ -199,7 +254,7 @@ def test_place_reason_and_service_agree_under_every_policy(policy, steps):
             ahead = [
                 name for each in verdict.reasons if each.code is ReasonCode.WAITING_BEHIND for name in each.holders
             ]
-            assert ticket.place == 1 + len(ahead)
+            assert ticket.place == (1 + len(ahead) if verdict.ever_fits else 0)
             assert not verdict.fits_now or (policy is not None and policy.patience)  # no event tells that it is over
             assert set(ahead) <= {each.id for each in order[: order.index(ticket)]}
 

@@ -306,6 +306,12 @@ def test_no_more_is_handed_out_of_a_device_than_is_ours():
     verdict = scheduler.why("GPU:1")
     assert (verdict.ever_fits, str(verdict.nearest)) == (False, "GPU:0.5")
     assert "ours in part only: h100-0" in verdict.message
+    verdict = scheduler.why("GPU:0.75")
+    assert (verdict.ever_fits, str(verdict.nearest)) == (False, "GPU:0.5")
+    (reason,) = verdict.reasons
+    assert (reason.code, reason.devices) == (ReasonCode.PART, (device.id,))
+    assert "this process itself holds at most 0.5 of one GPU" in verdict.message
+    assert "holds at most 40.0GiB of one GPU" in scheduler.why("GPU:60GiB").message
     scheduler.allocate("GPU:0.25")
     scheduler.allocate("GPU:0.25")
     assert not scheduler.why("GPU:0.25").fits_now

@@ -15,7 +15,7 @@ import pytest
 from anyaccel.hookspecs import HOOKS
 from anyaccel.inventory.observe import stats
 from anyaccel.vendors import close
-from anyaccel.vendors.process import find_process
+from anyaccel.vendors.process import find_process, vendor_process
 from lengths import length
 from waiting import PATIENCE, until
 
@@ -382,6 +382,51 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record
     with pytest.raises(KeyboardInterrupt), signalled(signal.SIGINT, begun):
         stats(inventory, timeout=PATIENCE)
     assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
+
+
+def test_a_second_interrupt_while_the_process_is_ended_changes_nothing(install, acme, record, tmp_path):
+    begun = tmp_path / "begun"
+    write = f"open({str(begun)!r} + '-', 'w').write(str({INTERPRETER}))"
+    fault = f"{write}, os.rename({str(begun)!r} + '-', {str(begun)!r}), __import__('time').sleep(1000)"
+    install("bad", BAD.format(hook="anyaccel_stats", fault=fault))
+    inventory = aa.detect(record({}))
+    seen = []
+
+    def interrupt(*_):
+        seen.append(1)
+        if len(seen) == 1:
+            os.kill(int(begun.read_text()), signal.SIGSTOP)  # the fork server cannot end the process now
+        raise KeyboardInterrupt
+
+    def go_on():
+        until(begun.exists, "the call")
+        while len(seen) < 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            threading.Event().wait(0.01)
+        os.kill(int(begun.read_text()), signal.SIGCONT)
+
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stats(inventory, timeout=PATIENCE)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert len(seen) == 2
+    assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
+
+
+def test_a_process_without_a_caller_ends(acme, record):
+    devices = aa.detect(record({})).devices
+    process = vendor_process("acme")
+    close()  # as another thread may do, between the choice of the process and the call
+    process.container(devices)
+    gone = process.running.pid
+    assert psutil.pid_exists(gone)
+    del process
+    until(lambda: not psutil.pid_exists(gone), "the end of the process")
 
 
 PAIR = """

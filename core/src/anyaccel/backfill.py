@@ -128,7 +128,7 @@ def _time_of_room(policy: Policy, one: Waiting, terms: Iterable[tuple[float, int
         one: The request.
         terms: End, units and user of each lease, also of requests that will be served before.
     """
-    if any(each.lasting for each in policy.over_limits(one, {})):
+    if policy.bars(one):
         return FOREVER
     found, limits, group = -FOREVER, policy.limits_of(one.user), policy.total_group(one.user)
     if one.inner:

@@ -201,7 +201,7 @@ class WorkerStartError(WorkerError):
 
 
 class RemoteError(WorkerError):
-    """Raised when a task's exception cannot be pickled; has the text of the exception."""
+    """Raised when a task's exception cannot be pickled; has its text, and the reason as hint."""
 
     code = "remote"
 

@@ -271,8 +271,13 @@ class OverLimit(Value):
                 )
             return "'anyaccel status' lists your leases, and 'anyaccel release LEASE' ends one"
         administrator = f"the administrator can raise {self.limit!r} in {MACHINE_FILE}"
-        nothing = self.of_devices and not self.most
-        return administrator if nothing else f"ask for {self._written(self.most)} at most; {administrator}"
+        return f"{self.lower}; {administrator}" if self.lower else administrator
+
+    @property
+    def lower(self) -> str:
+        """The way out of asking for less; empty if nothing that could be asked for is within the limit."""
+        nothing = not self.lasting or (self.of_devices and not self.most)
+        return "" if nothing else f"ask for {self._written(self.most)} at most"
 
     def _written(self, number: float) -> str:
         """Format a quantity with the unit of the limit."""
@@ -453,6 +458,10 @@ class Policy(Value):
             found.append(OverLimit(limit="priority", most=limits.priority, asked=waiting.priority))
         return tuple(found)
 
+    def bars(self, waiting: Waiting) -> bool:
+        """Return whether a request is over a limit that lasts: it can never be served, whatever is released."""
+        return any(each.lasting for each in self.over_limits(waiting, {}))
+
     def limited(self, waiting: Waiting, used: Mapping[int | None, int]) -> bool:
         """Return whether a request waits for its own user, or for members of its group, to release devices.
 
@@ -479,7 +488,7 @@ class Policy(Value):
         """
         if not competes and not self.total_group(later.user):
             return False
-        limits = [each for each in self.over_limits(earlier, used) if each.of_devices]
+        limits = self.over_limits(earlier, used)
         if any(each.lasting or not each.group for each in limits):
             return False
         return (competes and not limits) or self.share_scarce_total(earlier, later, used)

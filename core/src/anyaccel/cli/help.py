@@ -14,8 +14,8 @@ from anyaccel.scheduler import FILTERS
 EXAMPLES = (("anyaccel help", "all commands"), ("anyaccel help run", "one of them"))
 EXIT_STATUSES = (
     "exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this machine,"
-    " 4 not free now, 6 not permitted, 124 a job reached its time limit, 126 the command cannot be run, 127 it was not"
-    " found, 130 interrupted; 'run' returns the command's own"
+    " 4 not free now, 6 not permitted, 75 busy: try again, 124 a job reached its time limit, 126 the command cannot be"
+    " run, 127 it was not found, 130 interrupted; 'run' returns the command's own"
 )
 
 

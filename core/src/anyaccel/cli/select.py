@@ -13,8 +13,9 @@ from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.errors import NeverFitsError
-from anyaccel.launcher import apply_limits, find_limits
+from anyaccel.launcher import find_limits
 from anyaccel.model import format_units
+from anyaccel.scheduler import apply_limits
 
 EXAMPLES = (
     ("anyaccel select GPU:2,linked", "ids of two linked GPUs"),

@@ -20,7 +20,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.start": "JOB_NAME become fork_child make_start_error require_program start_detached",
         "anyaccel.launcher.time_limit": "EarlySignal TimeLimit",
         "anyaccel.launcher.use": "get_process_lease refuse_if_loaded",
-        "anyaccel.launcher.verdicts": "apply_limits estimate_start find_limits leases why",
+        "anyaccel.launcher.verdicts": "estimate_start find_limits leases why",
     },
 )
 __all__ += ["time_limit"]

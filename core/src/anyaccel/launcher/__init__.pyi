@@ -36,7 +36,6 @@ from anyaccel.launcher.time_limit import EarlySignal as EarlySignal
 from anyaccel.launcher.time_limit import TimeLimit as TimeLimit
 from anyaccel.launcher.use import get_process_lease as get_process_lease
 from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded
-from anyaccel.launcher.verdicts import apply_limits as apply_limits
 from anyaccel.launcher.verdicts import estimate_start as estimate_start
 from anyaccel.launcher.verdicts import find_limits as find_limits
 from anyaccel.launcher.verdicts import leases as leases

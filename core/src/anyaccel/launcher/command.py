@@ -48,7 +48,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         inventory: The machine's inventory, for programs that run many commands; if None, each call detects the machine,
             by means of the next two.
         machine: The machine; see :func:`anyaccel.detect`.
-        declare: Devices to count by resource name, beside those that are detected; see :func:`anyaccel.declare`.
+        declare: Devices to count by resource name; see :func:`anyaccel.declare`.
         environ: The environment to start from; that of this process if None.
         wait: Longest wait for the devices, in seconds or as a text such as ``"5m"``; 0 to take only what is free now,
             None for no limit.

@@ -27,7 +27,7 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
-from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, apply_limits, parse_request
 from anyaccel.text import LONGEST_DURATION, clock, span
 from anyaccel.vendors import KnownNames, validate
 
@@ -160,30 +160,6 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
         LedgerError: If the ledger cannot be read.
     """
     return Ledger.open().over_limits(LedgerRequest(inventory, request, os.environ, seconds=time).want, priority)
-
-
-def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
-    """Return the verdict with the exceeded limits in front of the reasons, and their remedies in front of the ways out.
-
-    With a lasting limit, the request never fits, for the lasting limits alone: other reasons and ways out are dropped.
-    Else it does not fit until the user releases devices. The nearest requests are dropped. Without limits, or if the
-    request never fits anyway, the verdict stays the same.
-    """
-    if not limits or not verdict.ever_fits:
-        return verdict
-    lasting = [each for each in limits if each.lasting]
-    told = lasting or limits
-    reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each.message()) for each in told)
-    ways_out = tuple(each.remedy for each in told)
-    return replace(
-        verdict,
-        fits_now=False,
-        ever_fits=not lasting,
-        reasons=reasons if lasting else (*reasons, *verdict.reasons),
-        ways_out=ways_out if lasting else (*ways_out, *verdict.ways_out),
-        nearest=None,
-        nearest_now=None,
-    )
 
 
 def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:

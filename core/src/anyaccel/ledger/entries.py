@@ -7,7 +7,8 @@ names alone.
 
 - Ids are unique per vendor, so the ledger names a device ``vendor/id``. A physical part is named by its path, without
   the vendor, since several drivers may list the same part.
-- Of a lease of another version only the device is read, and the whole device counts as held.
+- Of a lease of another version only the device is read, and the whole device counts as held. An earlier form has the
+  vendor behind the id: ``v2.<id>.<vendor>.<extent>``.
 - The extent is a number of units, in 1/10000 of the device. If the device has slots, a hyphen and the held slots
   follow, as a bit mask in hexadecimal digits. The extent is 0 for a device of which a part is held that is a device of
   its own; then the device itself is not given out.
@@ -72,7 +73,7 @@ _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(-(?P<passed>[0-9a-f]{1,10}))?)?"
 _LEASE = re.compile(rf"v2\.(?P<device>[^.]+)\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}")
-_ANY_LEASE = r"v[0-9]+\.(?P<device>[^.]+)(\..*)?"
+_ANY_LEASE = r"v[0-9]+\.(?P<device>[^.]+)(\.(?P<vendor>[a-z][a-z0-9_]{0,31}))?(\..*)?"
 _TICKET = rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>([0-9a-f]{{8}})*|\+)"
 _HIDDEN = rf"\.{_OWNER}\.{_NONCE}"
 
@@ -293,8 +294,11 @@ def parse_lease(name: str) -> LeaseName | None:
     match = _LEASE.fullmatch(name)
     found = match or re.fullmatch(_ANY_LEASE, name)
     device = decode(found["device"]) if found else None
-    if match is None or device is None:
-        return None if device is None else LeaseName(name=name, device=device)
+    if device is None:
+        return None
+    if match is None:
+        vendor = found["vendor"] if found else None
+        return LeaseName(name=name, device=f"{vendor}/{device}" if vendor else device)
     value = int(match["mark"], 16)
     mark = marks.parse(value) or None if value else ()
     extent = _read_extent(match["units"], match["slots"] or "")

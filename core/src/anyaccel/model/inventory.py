@@ -187,7 +187,7 @@ class Mount(Value):
     Attributes:
         source: Path on the host.
         target: Path in the container.
-        read_only: Whether the container may write there.
+        read_only: Whether the container may only read there.
     """
 
     source: str

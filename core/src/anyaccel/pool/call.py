@@ -14,12 +14,12 @@ from concurrent.futures._base import CANCELLED, PENDING, RUNNING
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
+from anyaccel.pool.messages import Message, MessageKind, Pickled, loads, summarize_error
 from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class AwaitableFuture(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._condition: InterruptibleCondition = InterruptibleCondition()  # pyright: ignore[reportIncompatibleVariableOverride]
+        # Not of its own type, which as_completed() of the standard library does not take, say type checkers.
+        self._condition: threading.Condition = InterruptibleCondition()
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import wrap_future
@@ -168,7 +169,7 @@ class AwaitableFuture(Future[T]):
         end = None if timeout is None else time.monotonic() + timeout
         # A lock takes -1 as no limit, and refuses other negative numbers and large ones.
         most = None if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-        self._condition.wait_until(self._is_over, most)
+        cast("InterruptibleCondition", self._condition).wait_until(self._is_over, most)
         return None if end is None else max(0.0, end - time.monotonic())
 
     def _is_over(self) -> bool:
@@ -401,6 +402,13 @@ def _get_reader(*, plain: bool) -> Callable[..., Any]:
     return loads
 
 
+_PICKLED = "let its class pass all arguments of __init__ to super().__init__(), or define __reduce__"
+_NO_PLAIN = (
+    "answers of confined workers are read as data, as which only exceptions of Python and anyaccel keep their class;"
+    " raise one of these, or make the pool with results='pickle' to let workers have code run here"
+)
+
+
 def read_exception(message: Message, *, plain: bool) -> BaseException:
     """Read the exception in a worker's answer, with the worker's traceback as its cause.
 
@@ -410,27 +418,26 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
             :class:`RemoteError`.
 
     Returns:
-        The exception; if the exception cannot be made here, a :class:`RemoteError` with its summary, or with the reason
-        if unpickling failed; an :class:`UnreadableError`, without a traceback, if the message is damaged.
+        The exception; if it cannot be made here, a :class:`RemoteError` with its summary, whose hint has the reason; an
+        :class:`UnreadableError`, without a traceback, if the message is damaged.
     """
     read = _get_reader(plain=plain)
     try:
         body, summary, text = read(message.data, message.buffers)
-        described = isinstance(body, bytes) and isinstance(summary, str) and isinstance(text, str)
+        described = isinstance(body, bytes | str) and isinstance(summary, str) and isinstance(text, str)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - as in set_outcome()
         return UnreadableError(f"an exception that cannot be read: {problem}")
     if not described:
         return UnreadableError("an exception that cannot be read: it has no text")
-    made = None
-    if body:
+    made, hint = None, f"the exception cannot be pickled and unpickled: {body}; {_PICKLED}"
+    if isinstance(body, bytes):
         try:
-            made = read(body)
+            made, hint = read(body), ""
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - as in set_outcome()
-            if not plain:
-                summary = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
-    shown = made if isinstance(made, BaseException) else RemoteError(summary)
+            hint = f"the exception cannot be unpickled here: {summarize_error(problem)}; can its module be imported?"
+    shown = made if isinstance(made, BaseException) else RemoteError(summary, hint=_NO_PLAIN if plain else hint)
     if text:
-        shown.__cause__ = RemoteTraceback(text)
+        BaseException.__setattr__(shown, "__cause__", RemoteTraceback(text))  # the class may refuse an assignment
     return shown
 
 
@@ -486,7 +493,8 @@ class GangFuture(AwaitableFuture[list[T]]):
             self.cancel()
         elif (error := member.exception()) is not None:
             if self._decide():
-                error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
+                with contextlib.suppress(Exception):  # the class may refuse attributes, as a frozen dataclass does
+                    error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
                 self._end_others()
                 self.set_exception(error)
         elif all(map(has_result, self.members)) and self._decide():

@@ -135,15 +135,16 @@ def dumps_error(error: BaseException, text: str, form: Any = sys.modules[__name_
     The exception is written by itself inside, so that the caller can read the texts when its class cannot be imported.
 
     Args:
-        error: The exception; it is left out if it cannot be written or read, which is tried here.
+        error: The exception; if it cannot be written and read, which is tried here, the reason stands in its place.
         text: Its traceback.
         form: The module that writes: this one, or :mod:`anyaccel.pool.plain`.
     """
+    body: bytes | str
     try:
         body = form.dumps_whole(error)
         form.loads(body)  # many classes of exceptions can be pickled and not unpickled, because of their __init__
-    except Exception:  # noqa: BLE001
-        body = b""
+    except Exception as problem:  # noqa: BLE001
+        body = summarize_error(problem)
     return cast("Pickled", form.dumps((body, summarize_error(error), text)))
 
 
@@ -159,16 +160,20 @@ def summarize_error(error: BaseException) -> str:
 def dump_call_error(error: BaseException, form: Any) -> Pickled:
     """Write the exception of a call, and a traceback that begins with the user's code, as :func:`dumps_error` does.
 
-    The traceback is removed from the exception.
+    The traceback is removed from the exception. An exception that cannot be formatted, because of its own code or odd
+    attributes, has the calls of its traceback alone.
     """
     import traceback
 
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in BEFORE_USERS:
         trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    error.__traceback__ = None
-    return dumps_error(error, text, form)
+    try:
+        lines = traceback.format_exception(type(error), error, trace)
+    except Exception:  # noqa: BLE001 - such as a SyntaxError whose position is no number
+        lines = [*traceback.format_tb(trace), summarize_error(error)]
+    error.with_traceback(None)  # no assignment, which the class may refuse, as a frozen dataclass does
+    return dumps_error(error, "".join(lines), form)
 
 
 def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:

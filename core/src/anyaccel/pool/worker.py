@@ -289,13 +289,13 @@ class MessageLoop:
     def _run_in_thread(self, message: Message) -> None:
         """Run a method and answer. A SystemExit is kept for the main thread.
 
-        So is an OSError, when no memory or descriptor is left to send even the exception: the caller would wait for the
-        answer without end. The channel is shut for reading then: the main thread finds the end after the messages that
-        have arrived.
+        So is the exception of an answer that cannot be written or sent, for instance without memory or descriptors: the
+        caller would wait for the answer without end. The channel is shut for reading then: the main thread finds the
+        end after the messages that have arrived.
         """
         try:
             self._perform(self._call_method, message)
-        except (SystemExit, OSError) as error:  # the main thread exits the process, once its receive() has ended
+        except BaseException as error:  # noqa: BLE001 - the main thread exits the process, once its receive() has ended
             self.exit = error
             self.channel.shutdown(socket.SHUT_RD)
 

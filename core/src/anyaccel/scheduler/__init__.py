@@ -12,6 +12,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.scheduler.demand": "Demand",
         "anyaccel.scheduler.filters": "FILTERS asked asked_memory goes_by rules serves",
         "anyaccel.scheduler.grammar": "parse_request",
+        "anyaccel.scheduler.limits": "apply_limits",
         "anyaccel.scheduler.placement": "Choice NameRegistry Validate choose_slots extent_of share with_units",
         "anyaccel.scheduler.ticket": "Ticket notify",
     },

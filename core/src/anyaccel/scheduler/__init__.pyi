@@ -17,6 +17,7 @@ from anyaccel.scheduler.filters import goes_by as goes_by
 from anyaccel.scheduler.filters import rules as rules
 from anyaccel.scheduler.filters import serves as serves
 from anyaccel.scheduler.grammar import parse_request as parse_request
+from anyaccel.scheduler.limits import apply_limits as apply_limits
 from anyaccel.scheduler.placement import Choice as Choice
 from anyaccel.scheduler.placement import NameRegistry as NameRegistry
 from anyaccel.scheduler.placement import Validate as Validate

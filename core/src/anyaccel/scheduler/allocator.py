@@ -60,6 +60,7 @@ class Allocator:
         self._lock = allocate_lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
+        self._former: set[str] = set()  # identities of restored members, which no new allocation gets
         self._queue = Queue()
         self._numbers = count(1)
         self._policy = policy or PLAIN
@@ -157,10 +158,10 @@ class Allocator:
         seconds = read_seconds("time", time, positive=True)
         with self._lock:
             plan = self._plan(request, hosts)
-            if infeasible == "raise" and not (plan.ever_fits or plan.request.else_cpu):
-                verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
-                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
+            if infeasible == "raise" and self._never_fits(plan, waiting):
+                verdict = self._judge(plan, waiting)
+                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             ticket = Ticket(
                 plan,
                 waiting=waiting,
@@ -248,21 +249,32 @@ class Allocator:
             ticket.wake()
         return waited
 
-    def why(self, request: RequestLike | Ticket, *, hosts: int = 1, priority: int = 0) -> Verdict:
+    def why(
+        self,
+        request: RequestLike | Ticket,
+        *,
+        hosts: int = 1,
+        priority: int = 0,
+        time: Duration | None = None,
+        user: int | None = None,
+    ) -> Verdict:
         """Explain whether a request would be served now or ever, why not, and what the nearest request is.
 
         Args:
             request: The request, or the ticket of a waiting request.
-            hosts: Number of machines; a ticket has its own number, like the next.
+            hosts: Number of machines; a ticket has its own number, like all that follow.
             priority: The higher, the earlier.
+            time: Time limit.
+            user: Number of the user for limits and fair shares.
 
         Raises:
             RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
         """
+        seconds = read_seconds("time", time, positive=True)
         with self._lock:
             if not isinstance(request, Ticket):
                 plan = self._plan(request, hosts)
-                return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
+                return self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
             if request.allocation is None or request.allocation.cpu:
                 plan = self._make_plan(request.request, request.plan.hosts)
                 return self._judge(plan, request.waiting)
@@ -275,16 +287,60 @@ class Allocator:
         with self._lock:
             # The queue is by kind; only the policy knows the order across kinds.
             turn = self._policy.sort_key(self._counted(), self._clock())
-            return tuple(sorted(self._queue, key=lambda ticket: (not ticket.plan.ever_fits, turn(ticket.waiting))))
+            tickets = sorted(
+                self._queue, key=lambda each: (self._never_fits(each.plan, each.waiting), turn(each.waiting))
+            )
+            return tuple(tickets)
 
     def demand(self) -> tuple[Demand, ...]:
-        """Sum the quantities of waiting requests by requested name; then those of requests that can never be served."""
+        """Sum the quantities of waiting requests by requested name; then those of requests that can never be served.
+
+        Requests over a limit that lasts are left out: no other device would serve them.
+        """
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
             layouts = [books.layout for books in self._machines]
-            plans = [ticket.plan for ticket in self._queue]
+            plans = [ticket.plan for ticket in self._queue if not self._policy.bars(ticket.waiting)]
         return summarize(self._names, layouts, plans)
+
+    def restore(
+        self, allocation: Allocation, *, note: str = "", time: Duration | None = None, user: int | None = None
+    ) -> None:
+        """Count an allocation of a former scheduler as held, under its identity: after a restart of the program.
+
+        The devices must be those of the present machines: make the scheduler with the inventories from before the
+        restart, restore, and then call ``update``. Restore before new requests, which may get the same identities. What
+        is not free, since it was given out meanwhile, counts when it is released.
+
+        Args:
+            allocation: The allocation, for instance by :func:`anyaccel.from_json`. Pass it to :meth:`release`.
+            note: Owner of the allocation, for other users' messages.
+            time: What is left of the time limit; 0 or less when it is over, None for no limit.
+            user: Number of the user for limits and fair shares; usage over time counts from now.
+
+        Raises:
+            KeyError: When no machine has the name of the allocation's machine, or no device of it one of the ids.
+            UsageError: When ``time`` is not a duration, or the scheduler is shared: leases outlast the program.
+            ValueError: When something is held under its identity already.
+        """
+        seconds = read_seconds("time", time, least=-inf)
+        with self._lock:
+            members = [] if allocation.cpu else [(self._books[each.machine], each) for each in allocation.members]
+            if allocation.id in self._held or any(each.id in books.held for books, each in members):
+                raise ValueError(
+                    f"allocation {allocation.id} ({allocation.request}) is held already, or another of its id"
+                )
+            for books, each in members:  # before any is taken
+                if unknown := {device.id for device in each.devices} - books.layout.positions.keys():
+                    raise KeyError(min(unknown))
+            now, terms = self._clock(), NO_TERMS
+            if self._timed:
+                terms = Holding(device=None, user=user, since=now, until=None if seconds is None else now + seconds)
+            for books, each in members:
+                books.restore(each, note, terms)
+                self._former.add(each.id)
+            self._held[allocation.id] = allocation
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
@@ -398,14 +454,22 @@ class Allocator:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
         return self._make_plan(wanted, hosts)
 
+    def _never_fits(self, plan: RequestPlan, waiting: Waiting) -> bool:
+        """Return whether a request can never be served, on the CPU neither, or exceeds a limit that lasts."""
+        return self._policy.bars(waiting) or not (plan.ever_fits or plan.request.else_cpu)
+
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out.
+
+        A request without a time limit gets the longest that the policy allows its user.
 
         Raises:
             UsageError: When ``priority`` is not a whole number: in the queue, it would break the calls of others.
         """
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number (got {priority!r:.60})")
+        if time is None:
+            time = self._policy.limits_of(user).seconds
         return Waiting(
             key=number,
             number=number,
@@ -424,7 +488,7 @@ class Allocator:
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
-        if self._policy.limited(waiting, sum_usage(self._counted())):
+        if self._policy.over_limits(waiting, sum_usage(self._counted())):
             return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, self._queue.firsts()) if self._queue else []
@@ -470,8 +534,11 @@ class Allocator:
         ]
 
     def _counted(self) -> list[Holding]:
-        """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
-        return [] if self._policy.plain else self._holdings()
+        """Return the allocations that count for users, if the policy depends on them; else an empty list.
+
+        Those of foreign holders count for no user.
+        """
+        return [] if self._policy.plain else [each for each in self._holdings() if each.since is not None]
 
     def _holdings(self) -> list[Holding]:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
@@ -504,7 +571,8 @@ class Allocator:
 
     def _new_id(self) -> str:
         """Return an identity that is unused in this scheduler, also by foreign holders."""
-        return next(key for number in _ALLOCATIONS if (key := f"a{number}") not in self._held)
+        held, former = self._held, self._former
+        return next(key for number in _ALLOCATIONS if (key := f"a{number}") not in held and key not in former)
 
     # The queue
 
@@ -535,7 +603,7 @@ class Allocator:
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
             waiting, mask = ticket.waiting, ticket.plan.mask
-            limited = self._policy.limited(waiting, used)
+            limited = bool(self._policy.over_limits(waiting, used))
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or waiting.seconds is not None):
                 rivals = self._rivals(waiting, ahead) if ahead else []
@@ -550,7 +618,7 @@ class Allocator:
     def _place_in_line(self, ticket: Ticket) -> int:
         """Return 1 and the number of tickets that block a ticket; 0 if it is not in line. Takes the lock."""
         with self._lock:
-            if ticket not in self._queue or not ticket.plan.ever_fits:
+            if ticket not in self._queue or self._never_fits(ticket.plan, ticket.waiting):
                 return 0
             return 1 + len(self._rivals(ticket.waiting, self._queue))
 
@@ -561,7 +629,7 @@ class Allocator:
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         """Explain whether a request would be served now or ever, and the reasons against; call with the lock held."""
-        from anyaccel.model.verdict import Reason, ReasonCode, Verdict
+        from anyaccel.model.verdict import Verdict
         from anyaccel.scheduler.explain import judge
 
         ahead = self._ahead(plan, waiting)
@@ -569,10 +637,13 @@ class Allocator:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
             verdict = judge(plan, plan.books, ahead)
-        over = self._policy.over_limits(waiting, sum_usage(self._counted())) if verdict.ever_fits else ()
+        limits = self._policy.over_limits(waiting, sum_usage(self._counted()))
+        if not limits:
+            return verdict
+        from anyaccel.scheduler.limits import apply_limits
+
         user = "" if waiting.user is None else f"user {waiting.user}"
-        limits = [Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over if each.of_devices]
-        return replace(verdict, fits_now=False, reasons=(*limits, *verdict.reasons)) if limits else verdict
+        return apply_limits(verdict, limits, user=user, machine=False)
 
 
 class Scheduler(Allocator):
@@ -642,6 +713,14 @@ class Scheduler(Allocator):
         Raises:
             KeyError: When no device has one of the ids.
             ValueError: When something is held under this identity already.
+
+        Examples:
+            >>> from anyaccel.model import Extent
+            >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
+            >>> one, other = scheduler.inventory.devices
+            >>> container = scheduler.occupy({one.id: Extent(), other.id: Extent(units=5_000)}, holder="container")
+            >>> scheduler.free(other.id)
+            5000
         """
         return self._occupy("", held, holder, note)
 

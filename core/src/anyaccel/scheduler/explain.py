@@ -143,8 +143,12 @@ def _reasons_ever(empty: Occupancy, found: Resolved) -> Iterator[Reason]:
     layout = empty.layout
     alone = [each for each in found.wanted if place(empty, [each]) is None]
     for each in alone:
-        few = each.mask.bit_count() < each.term.count
-        yield from _shortage(layout, each.term) if few else _form(empty, each)
+        if each.mask.bit_count() < each.term.count:
+            yield from _shortage(layout, each.term)
+        elif each.term.fraction and not each.mask & empty.whole:
+            yield _small_part(empty, each)
+        else:
+            yield from _form(empty, each)
         if unknown := layout.names.find_unknown(each.term.names):
             message = f"no installed plug-in knows {' and '.join(unknown)}"
             yield Reason(code=ReasonCode.UNKNOWN_NAME, message=message, term=each.term)
@@ -174,6 +178,14 @@ def _shortage(layout: Layout, term: Term) -> Iterator[Reason]:
                 message += f" ({said})" if said else ""
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
+
+
+def _small_part(empty: Occupancy, wanted: Wanted) -> Reason:
+    """Return the reason that this process can hand out less of each device than the term asks of one."""
+    label = empty.layout.names.label(wanted.term)
+    most = _most_free(empty, wanted.mask, wanted.term)
+    message = f"this process itself holds at most {most} of one {label}, and can hand out no more"
+    return Reason(code=ReasonCode.PART, message=message, term=wanted.term, devices=_ids(empty.layout, wanted.mask))
 
 
 def _form(free: Occupancy, wanted: Wanted) -> Iterator[Reason]:
@@ -252,10 +264,7 @@ def _taken(books: Books, mask: int, term: Term | None) -> Reason:
     names = {key: text for position in held for key, text in books.describe_holders(position).items()}
     label = layout.names.label(term) if term else "devices"
     if term and term.fraction:
-        most = format_units(_most_units(free, mask))
-        if term.memory_bytes:
-            most = f"{_most_memory(free, mask) / (1 << 30):.1f}GiB"
-        start = f"no {label} has {term.quantity} free, the most is {most}"
+        start = f"no {label} has {term.quantity} free, the most is {_most_free(free, mask, term)}"
     else:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {mask.bit_count()} {label} free"
@@ -263,6 +272,13 @@ def _taken(books: Books, mask: int, term: Term | None) -> Reason:
     by = f"; {books.list_holders(names)}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
+
+
+def _most_free(free: Occupancy, mask: int, term: Term) -> str:
+    """Return the most that is free on one of the devices in a bit mask: as memory if the term asks for memory."""
+    if term.memory_bytes:
+        return f"{_most_memory(free, mask) / (1 << 30):.1f}GiB"
+    return format_units(_most_units(free, mask))
 
 
 def _most_units(free: Occupancy, mask: int) -> int:

@@ -69,15 +69,35 @@ class Outcome(Value):
     details: str = ""
 
 
+class _End:
+    """What the fork server tells of a process. It does not keep the process: a lost one ends at once.
+
+    Attributes:
+        gone: The end of the process; None until known.
+    """
+
+    def __init__(self) -> None:
+        self.gone: Gone | None = None
+
+    def ended(self, gone: Gone) -> None:
+        """Store the end of the process."""
+        self.gone = gone
+
+    def on_stuck(self, reason: str) -> None:
+        """Store that the process ignores SIGKILL."""
+        self.gone = Gone(reason=reason)
+
+
 class _Running:
     """A process, from its request to its end, with the present call.
+
+    The process ends once nothing refers to this object, so that no interrupt and no thread can lose it.
 
     Attributes:
         calls: The socket for calls and answers.
         output: The pipe with printed text; -1 once the pipe is closed.
         pid: Process id; 0 until the process begins its first call.
         used: Time of the last message, on the monotonic clock.
-        gone: The end of the process; None until known.
         answer: The answer of the present call, as far as received.
         seconds: Time limit of the present call, from its begin.
         until: Deadline of the present call, on the monotonic clock.
@@ -88,30 +108,26 @@ class _Running:
 
     def __init__(self, server: ForkServer) -> None:
         self.pid = 0
+        self.output = -1
         self.used = time.monotonic()
-        self.gone: Gone | None = None
         self.answer = bytearray()
         self.seconds = self.until = 0.0
         self._server = server
         self._printed = bytearray()
+        self._end = _End()
         self.calls, theirs = _socket.socketpair()
-        with contextlib.closing(theirs), contextlib.ExitStack() as undo:
-            undo.callback(self.calls.close)
+        with contextlib.closing(theirs):
             self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            undo.callback(self.release)
             try:
-                self._number = server.spawn(self, TARGET, (theirs.fileno(), output), alone=True)
+                self._number = server.spawn(self._end, TARGET, (theirs.fileno(), output), alone=True)
             finally:
                 os.close(output)
-            undo.pop_all()
 
-    def ended(self, gone: Gone) -> None:
-        """Store the end of the process."""
-        self.gone = gone
-
-    def on_stuck(self, reason: str) -> None:
-        """Store that the process ignores SIGKILL."""
-        self.gone = Gone(reason=reason)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "calls"):  # unless no descriptor was left
+            self.calls.close()
+        if self.output >= 0:
+            close(self.output)  # "os" may have gone when the interpreter ends
 
     def send(self, function: str, payload: Any, seconds: float) -> None:
         """Send a call.
@@ -171,7 +187,7 @@ class _Running:
         self._wait(HEAR_SECONDS)
         printed = self.printed()
         self.release()
-        return self.gone or Gone(), printed
+        return self._end.gone or Gone(), printed
 
     def release(self) -> None:
         """Close the descriptors of the process."""
@@ -188,14 +204,14 @@ class _Running:
 
         self._server.stop(self._number, BUSY_SECONDS, by=6)  # at SIGABRT, faulthandler prints the traceback
         self._wait(TRACE_SECONDS)
-        if self.gone is None and state(self.pid) == "R":
+        if self._end.gone is None and state(self.pid) == "R":
             self._wait(BUSY_SECONDS)
 
     def _wait(self, seconds: float) -> None:
         """Wait until the end is known, the fork server has gone, or the time is up."""
         deadline = time.monotonic() + seconds
         with self._server.hearing:
-            while self.gone is None and (left := deadline - time.monotonic()) > 0:
+            while self._end.gone is None and (left := deadline - time.monotonic()) > 0:
                 poll = select.poll()
                 try:
                     for descriptor in (self._server.fileno(), *([self.output] if self.output >= 0 else ())):
@@ -219,7 +235,7 @@ class GuardedProcess:
         preload: Names of modules that the fork server imports.
 
     Attributes:
-        exchange: What calls the process now; None between calls.
+        exchange: What calls the process now, or was interrupted while it did; None between calls.
     """
 
     def __init__(self, *preload: str) -> None:
@@ -267,8 +283,13 @@ class GuardedProcess:
 
     def end(self, *, kill: bool, trace: bool = False) -> tuple[Gone, str]:
         """End the process; see :meth:`_Running.end`."""
-        running, self._running = self._running, None
-        return running.end(kill=kill, trace=trace) if running else (Gone(), "")
+        running = self._running
+        if running is None:
+            return Gone(), ""
+        told = running.end(kill=kill, trace=trace)
+        if self._running is running:  # last: after an interrupt, the next call ends the process once more
+            self._running = None
+        return told
 
     def printed(self) -> str:
         """Return the end of the text that the process has printed."""
@@ -329,16 +350,20 @@ def call_all(
         try:
             exchange.run(enough)
         except BaseException:
-            for process in calls:  # a late answer must not be taken for the answer of the next call
+            exchange.over = True  # first: a second interrupt may come while processes are closed
+            for process in calls:
                 if process.exchange is exchange:
                     process.close()
-                    process.exchange = None
             raise
         return exchange.outcomes
 
 
 class _Exchange:
     """Calls to several processes, with the outcomes so far.
+
+    Attributes:
+        outcomes: The outcomes so far.
+        over: Whether the calls were given up; their answers may still come.
 
     Args:
         calls: See :func:`call_all`.
@@ -351,6 +376,7 @@ class _Exchange:
         self, calls: Mapping[P, Any], seconds: float, limit: int, entered: Mapping[P, contextlib.ExitStack]
     ) -> None:
         self.outcomes: dict[Any, Outcome] = {}
+        self.over = False
         self._calls: Mapping[Any, Any] = calls
         self._seconds = seconds
         self._limit = limit
@@ -372,9 +398,11 @@ class _Exchange:
 
     def _begin(self, process: GuardedProcess) -> None:
         """Start a process if it does not run, and send its call."""
-        if process.exchange not in (None, self):
-            self._finish(process, Outcome(fault="raised", reason=INTERRUPTED))
-            return
+        if process.exchange and process.exchange is not self:
+            if not process.exchange.over:
+                self._finish(process, Outcome(fault="raised", reason=INTERRUPTED))
+                return
+            process.close()  # its late answer must not be taken for the answer of this call
         process.exchange = self
         made = process.prepare(self._calls[process])
         if isinstance(made, Outcome):

@@ -39,18 +39,29 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--token-file", metavar="FILE", default="", help="dra: bearer token, read for each request")
     parser.add_argument("--ca-file", metavar="FILE", default="", help="dra: certificates of the API server")
     parser.add_argument("--client-cert", metavar="FILE", default="", help="dra: client certificate with its key")
-    parser.add_argument("--cdi", metavar="FOLDER", default="/var/run/cdi", help="dra: folder of CDI files")
-    parser.add_argument("--kubelet", metavar="FOLDER", default=KUBELET, help=f"folder of the kubelet ({KUBELET})")
+    parser.add_argument(
+        "--cdi", metavar="FOLDER", default="/var/run/cdi", help="dra: folder of CDI files (default: /var/run/cdi)"
+    )
+    parser.add_argument(
+        "--kubelet", metavar="FOLDER", default=KUBELET, help=f"folder of the kubelet (default: {KUBELET})"
+    )
     parser.add_argument(
         "--shares", metavar="COUNT", type=whole(0, 1000), default=0,
         help="device-plugin: cut each device that can be shared; dra: above 0, allow shares by capacity",
     )  # fmt: skip
     parser.add_argument(
-        "--by", choices=("vendor", "type"), default="vendor", help="device-plugin: what resources are named by"
+        "--by",
+        choices=("vendor", "type"),
+        default="vendor",
+        help="device-plugin: what resources are named by (default: vendor)",
     )
     parser.add_argument("--dev", metavar="FOLDER", default="", help="where the nodes of a simulated machine are")
     parser.add_argument(
-        "--every", metavar="SECONDS", type=whole(1, 3600), default=10, help="seconds between two detections"
+        "--every",
+        metavar="SECONDS",
+        type=whole(1, 3600),
+        default=10,
+        help="seconds between two detections (default: 10)",
     )
 
 

@@ -63,7 +63,7 @@ def run_checks(
 
     Args:
         vendor: Key of the vendor.
-        recordings: Directory whose sub-directories are recordings, or a recording.
+        recordings: Directory whose sub-directories are recordings, or a recording; None for simulated machines alone.
         real: Check on this host instead of recordings.
         only: Ids of checks; all when empty.
         expected_failures: Reasons by ids of checks; read from ``expected_failures.json`` in the directory of recordings
