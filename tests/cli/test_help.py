@@ -1,5 +1,6 @@
 """Help: of every command, with examples that the command takes."""
 
+import json
 import re
 import shlex
 import sys
@@ -88,3 +89,8 @@ def test_help_of_what_is_no_command_names_those_there_are(capsys):
 def test_verbose_says_how_each_vendor_fared(acme, anyaccel):
     told = anyaccel("-v", "--machine", "sim:A1:1").stderr
     assert re.search(r"^anyaccel: acme: ok in \d+\.\d{3} s", told, re.MULTILINE)
+
+
+def test_verbose_gives_no_time_for_a_vendor_that_was_not_asked(acme, anyaccel):
+    acme.with_suffix(".presence.json").write_text(json.dumps({"resource": "APU", "paths": ["/sys/class/nothing"]}))
+    assert anyaccel("-v").stderr == "anyaccel: acme: not asked\n"
