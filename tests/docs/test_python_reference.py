@@ -25,7 +25,7 @@ failed = tried = 0
 for name in sys.argv[1:]:
     item = pkgutil.resolve_name(name)
     names = {"anyaccel": anyaccel, "__name__": "__main__"}
-    for test in doctest.DocTestFinder(recurse=False).find(item, name, globs=names):
+    for test in doctest.DocTestFinder().find(item, name, globs=names):
         result = doctest.DocTestRunner().run(test)
         failed, tried = failed + result.failed, tried + result.attempted
 print(failed, "of", tried, "failed")

@@ -19,6 +19,7 @@ from anyaccel.ledger.machine_policy import KEPT
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.plugin import ProbeContext
 from anyaccel.settings import SETTINGS
+from anyaccel.vendors.process import known
 from anyaccel.vendors.tasks import REQUIRED
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,16 @@ def test_each_distribution_names_its_commands():
     text = (ROOT / "docs" / "explanation" / "distributions.md").read_text(encoding="utf-8")
     rows = {name: row for row, name in re.findall(r"^(\| `anyaccel-(\w+)` .*)$", text, re.MULTILINE)}
     missing = [each for each, extra in COMMANDS.items() if not re.search(rf"`(anyaccel )?{each}\b", rows[extra])]
+    assert missing == []
+
+
+def test_the_readme_of_a_plugin_names_each_of_its_variables():
+    found, _ = known()
+    assert found
+    missing = []
+    for info in (each.info for each in found if (ROOT / "plugins" / each.info.vendor).is_dir()):
+        text = (ROOT / "plugins" / info.vendor / "README.md").read_text(encoding="utf-8")
+        missing += [f"{info.vendor}: {name}" for name in info.env_vars if not re.search(rf"`{name}[`=]", text)]
     assert missing == []
 
 

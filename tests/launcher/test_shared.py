@@ -13,7 +13,7 @@ import threading
 
 import anyaccel as aa
 import pytest
-from anyaccel.errors import LeaseCancelledError, NeverFitsError, NotFreeError
+from anyaccel.errors import LeaseCancelledError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.launcher.shared import _QueuedRequest
 from anyaccel.ledger import Ledger, tickets
 from anyaccel.model import Extent, replace
@@ -350,6 +350,14 @@ def test_what_a_program_counts_itself_of_a_device_that_is_lost_stays_in_nobodys_
         scheduler.allocate("declared:2")
     scheduler.release(counted)
     scheduler.release(scheduler.allocate("declared:2"))
+
+
+def test_leases_of_a_former_program_are_not_restored():
+    scheduler = new(1)
+    held = scheduler.allocate("declared")
+    with pytest.raises(UsageError, match="leases, which count until its processes have ended"):
+        new(1).restore(held)
+    scheduler.release(held)
 
 
 def test_what_a_program_counts_itself_of_a_device_keeps_the_parts_into_which_it_was_divided(acme):

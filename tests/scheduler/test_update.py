@@ -1,10 +1,15 @@
 """A machine that changes while devices are held and others wait."""
 
+import json
 from functools import partial
+from itertools import count
 
 import pytest
+from anyaccel import from_json, to_json
+from anyaccel.errors import NotFreeError
 from anyaccel.model import Extent, Fractional, Health, replace
-from anyaccel.scheduler import Fleet, ReasonCode, Scheduler
+from anyaccel.policy import Limits, Policy
+from anyaccel.scheduler import Fleet, ReasonCode, Scheduler, allocator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_machines import chip_rule, chips, gpus, machine
@@ -148,6 +153,68 @@ def test_what_others_hold_has_an_identity_of_its_own():
     assert len(scheduler.allocate("GPU:2").devices) == 2
 
 
+def restarted(allocation):
+    return from_json(json.loads(json.dumps(to_json(allocation))))
+
+
+def test_after_a_restart_allocations_are_held_as_they_were():
+    before = Fleet({"one": machine(gpus(2)), "two": machine(gpus(2))})
+    gang = before.allocate("GPU:1", hosts=2)
+    half = before.allocate("GPU:0.5", user=7)
+    cpu = before.allocate("GPU:9,else=cpu")
+    policy = Policy(limits=Limits(devices=3))
+    after = Fleet(before.machines, policy=policy, clock=lambda: 5.0)
+    for each in (gang, half, cpu):
+        after.restore(restarted(each), note=f"job {each.id}", user=7, time=-1)
+    assert [after.on("one").free(device.id) for device in gpus(2)] == [0, 5_000]
+    assert after.on("two").holders("h100-0") == (gang.members[1],)
+    verdict = after.why("GPU:2")
+    assert f"held by {gang.members[0].id} (job {gang.id}), {half.id} (job {half.id})" in verdict.message
+    with pytest.raises(NotFreeError, match=r"user 7 holds 2.5 devices, and 1 more is over"):
+        after.allocate("GPU", user=7)
+    with pytest.raises(ValueError, match="is held already"):
+        after.restore(half)
+    after.update("two", None)  # the machine did not survive the restart
+    after.release(restarted(gang))
+    assert [after.on("one").free(device.id) for device in gpus(2)] == [WHOLE, 5_000]
+    with pytest.raises(KeyError, match="two"):
+        after.on("two")
+    after.release(half)
+    after.release(cpu)
+
+
+def test_a_new_allocation_gets_no_identity_of_a_restored_one(monkeypatch):
+    before = Fleet({"one": machine(gpus(2)), "two": machine(gpus(2))})
+    gang = before.allocate("GPU:1", hosts=2)
+    monkeypatch.setattr(allocator, "_ALLOCATIONS", count(1))  # as in the new process
+    after = Fleet(before.machines)
+    after.restore(gang)
+    given = [after.allocate("GPU"), after.allocate("GPU")]
+    assert not {each.id for each in given} & {gang.id, *(member.id for member in gang.members)}
+    after.release(gang)
+    assert [after.on(name).free("h100-0") for name in ("one", "two")] == [WHOLE, WHOLE]
+
+
+def test_what_cannot_be_restored_takes_nothing():
+    one, two = gpus(2)
+    before = Scheduler(machine([one, two]))
+    pair = before.allocate("GPU:2")
+    after = Scheduler(machine([one]))
+    with pytest.raises(KeyError, match=two.id):
+        after.restore(pair)
+    assert after.free(one.id) == WHOLE
+    with pytest.raises(KeyError, match="node"):
+        after.restore(Fleet({"node": machine([one])}).allocate("GPU"))
+    after.update(machine([one, two]))
+    other = after.allocate("GPU:0.5")
+    after.restore(restarted(pair))  # of what was given out since, the rest
+    assert (after.free(one.id), after.free(two.id)) == (0, 0)
+    after.release(other)
+    assert (after.free(one.id), after.free(two.id)) == (0, 0)
+    after.release(pair)
+    assert (after.free(one.id), after.free(two.id)) == (WHOLE, WHOLE)
+
+
 MACHINES = [
     machine(gpus(2, links=1), chips(4)),
     machine(gpus(4, links=1), chips(2)),
@@ -199,6 +266,9 @@ def check_against_a_fresh_one(scheduler, held, waiting):
     fresh = Scheduler(inventory, chip_rule, KNOWN)
     there = {device.id for device in inventory.devices}
     for ticket in held:
+        if all(device.id in there for device in ticket.allocation.devices):
+            fresh.restore(restarted(ticket.allocation))
+            continue
         kept = {key: Extent(share.units) for key, share in ticket.allocation.by_device.items() if key in there}
         fresh.occupy(kept, holder=ticket.allocation.id)
     for ticket in sorted(waiting, key=lambda each: (-each.priority, each.number)):

@@ -59,9 +59,8 @@ def instance_type(name: str) -> InstanceType:
     known = _installed().instance_types
     if name in known:
         return known[name]
-    raise UnknownNameError(
-        f"no installed plug-in knows the instance type {name!r}; {_way_out(name, known)}",
-    )
+    message, hint = _describe_unknown(f"the instance type {name!r}", name, known)
+    raise UnknownNameError(message, hint=hint)
 
 
 class _Installed(Value):
@@ -123,12 +122,13 @@ def _instance_type(
     )
 
 
-def _way_out(name: str, known: Mapping[str, object]) -> str:
+def _describe_unknown(what: str, name: str, known: Mapping[str, object]) -> tuple[str, str]:
+    """Return the message about an unknown name, with similar names and the plug-ins' problems, and the way out."""
     found = _installed()
-    parts = [suggest(name, known, cutoff=0.7), *map(str, found.problems)]
+    reasons = [f"no installed plug-in knows {what}", suggest(name, known, cutoff=0.7), *map(str, found.problems)]
     vendors = ", ".join(found.vendors) or "none"
-    parts.append(f"Names come from the plug-ins that are installed ({vendors}); 'pip install anyaccel[all]' adds ours.")
-    return " ".join(filter(None, parts))
+    way_out = f"names come from the installed plug-ins ({vendors}); pip install 'anyaccel[all]' adds those of anyaccel"
+    return "; ".join(filter(None, reasons)), way_out
 
 
 def __getattr__(name: str) -> str:
@@ -143,7 +143,8 @@ def __getattr__(name: str) -> str:
         meanings = " and ".join(f"{tag!r} for {vendor}" for tag, vendor in sorted(tags.items()))
         raise AttributeError(f"{name} means {meanings}; write the tag that you mean")
     if not tags:
-        raise AttributeError(f"no installed plug-in has the accelerator {name}; {_way_out(name, known)}")
+        message, hint = _describe_unknown(f"the accelerator {name}", name, known)
+        raise AttributeError(f"{message} ({hint})")
     (tag,) = tags
     return tag
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 
-from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
+from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError, UsageError
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.open_lease import OpenLease
 from anyaccel.launcher.scope import Scope
@@ -24,6 +24,7 @@ from anyaccel.vendors import KnownNames, validate
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from typing import NoReturn
 
     from anyaccel.launcher.launch import AcquireOptions
     from anyaccel.ledger import Lease
@@ -61,6 +62,17 @@ class SharedScheduler(Scheduler):
         else:
             opened.end_lease()
             self._leases.pop(allocation.id, None)  # last: after an interrupt, a second call does all of it again
+
+    def restore(self, allocation: Allocation, **_: object) -> NoReturn:
+        """Not possible: the leases of a former program are counted as long as its processes run.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            f"{allocation.id} cannot be restored in a shared scheduler: allocations of a former program are leases, "
+            f"which count until its processes have ended"
+        )
 
     def cancel(self, ticket: Ticket) -> bool:
         """Cancel a waiting request; return whether the ticket waited. See :meth:`Ticket.cancel`.

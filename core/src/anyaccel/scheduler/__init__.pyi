@@ -10,7 +10,6 @@ from anyaccel.scheduler.books import RequestPlan as RequestPlan
 from anyaccel.scheduler.chosen import facts as facts
 from anyaccel.scheduler.chosen import shared_facts as shared_facts
 from anyaccel.scheduler.demand import Demand as Demand
-from anyaccel.scheduler.explain import apply_limits as apply_limits
 from anyaccel.scheduler.filters import FILTERS as FILTERS
 from anyaccel.scheduler.filters import asked as asked
 from anyaccel.scheduler.filters import asked_memory as asked_memory
@@ -18,6 +17,7 @@ from anyaccel.scheduler.filters import goes_by as goes_by
 from anyaccel.scheduler.filters import rules as rules
 from anyaccel.scheduler.filters import serves as serves
 from anyaccel.scheduler.grammar import parse_request as parse_request
+from anyaccel.scheduler.limits import apply_limits as apply_limits
 from anyaccel.scheduler.placement import Choice as Choice
 from anyaccel.scheduler.placement import NameRegistry as NameRegistry
 from anyaccel.scheduler.placement import Validate as Validate

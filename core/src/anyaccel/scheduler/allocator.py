@@ -60,6 +60,7 @@ class Allocator:
         self._lock = allocate_lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
+        self._former: set[str] = set()  # identities of restored members, which no new allocation gets
         self._queue = Queue()
         self._numbers = count(1)
         self._policy = policy or PLAIN
@@ -286,12 +287,10 @@ class Allocator:
         with self._lock:
             # The queue is by kind; only the policy knows the order across kinds.
             turn = self._policy.sort_key(self._counted(), self._clock())
-            return tuple(
-                sorted(
-                    self._queue,
-                    key=lambda ticket: (self._never_fits(ticket.plan, ticket.waiting), turn(ticket.waiting)),
-                )
+            tickets = sorted(
+                self._queue, key=lambda each: (self._never_fits(each.plan, each.waiting), turn(each.waiting))
             )
+            return tuple(tickets)
 
     def demand(self) -> tuple[Demand, ...]:
         """Sum the quantities of waiting requests by requested name; then those of requests that can never be served.
@@ -304,6 +303,44 @@ class Allocator:
             layouts = [books.layout for books in self._machines]
             plans = [ticket.plan for ticket in self._queue if not self._policy.bars(ticket.waiting)]
         return summarize(self._names, layouts, plans)
+
+    def restore(
+        self, allocation: Allocation, *, note: str = "", time: Duration | None = None, user: int | None = None
+    ) -> None:
+        """Count an allocation of a former scheduler as held, under its identity: after a restart of the program.
+
+        The devices must be those of the present machines: make the scheduler with the inventories from before the
+        restart, restore, and then call ``update``. Restore before new requests, which may get the same identities. What
+        is not free, since it was given out meanwhile, counts when it is released.
+
+        Args:
+            allocation: The allocation, for instance by :func:`anyaccel.from_json`. Pass it to :meth:`release`.
+            note: Owner of the allocation, for other users' messages.
+            time: What is left of the time limit; 0 or less when it is over, None for no limit.
+            user: Number of the user for limits and fair shares; usage over time counts from now.
+
+        Raises:
+            KeyError: When no machine has the name of the allocation's machine, or no device of it one of the ids.
+            UsageError: When ``time`` is not a duration, or the scheduler is shared: leases outlast the program.
+            ValueError: When something is held under its identity already.
+        """
+        seconds = read_seconds("time", time, least=-inf)
+        with self._lock:
+            members = [] if allocation.cpu else [(self._books[each.machine], each) for each in allocation.members]
+            if allocation.id in self._held or any(each.id in books.held for books, each in members):
+                raise ValueError(
+                    f"allocation {allocation.id} ({allocation.request}) is held already, or another of its id"
+                )
+            for books, each in members:  # before any is taken
+                if unknown := {device.id for device in each.devices} - books.layout.positions.keys():
+                    raise KeyError(min(unknown))
+            now, terms = self._clock(), NO_TERMS
+            if self._timed:
+                terms = Holding(device=None, user=user, since=now, until=None if seconds is None else now + seconds)
+            for books, each in members:
+                books.restore(each, note, terms)
+                self._former.add(each.id)
+            self._held[allocation.id] = allocation
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
@@ -534,7 +571,8 @@ class Allocator:
 
     def _new_id(self) -> str:
         """Return an identity that is unused in this scheduler, also by foreign holders."""
-        return next(key for number in _ALLOCATIONS if (key := f"a{number}") not in self._held)
+        held, former = self._held, self._former
+        return next(key for number in _ALLOCATIONS if (key := f"a{number}") not in held and key not in former)
 
     # The queue
 
@@ -592,7 +630,7 @@ class Allocator:
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         """Explain whether a request would be served now or ever, and the reasons against; call with the lock held."""
         from anyaccel.model.verdict import Verdict
-        from anyaccel.scheduler.explain import apply_limits, judge
+        from anyaccel.scheduler.explain import judge
 
         ahead = self._ahead(plan, waiting)
         if plan.ever_fits and not ahead and plan.find() is not None:
@@ -600,6 +638,10 @@ class Allocator:
         else:
             verdict = judge(plan, plan.books, ahead)
         limits = self._policy.over_limits(waiting, sum_usage(self._counted()))
+        if not limits:
+            return verdict
+        from anyaccel.scheduler.limits import apply_limits
+
         user = "" if waiting.user is None else f"user {waiting.user}"
         return apply_limits(verdict, limits, user=user, machine=False)
 
@@ -671,6 +713,14 @@ class Scheduler(Allocator):
         Raises:
             KeyError: When no device has one of the ids.
             ValueError: When something is held under this identity already.
+
+        Examples:
+            >>> from anyaccel.model import Extent
+            >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
+            >>> one, other = scheduler.inventory.devices
+            >>> container = scheduler.occupy({one.id: Extent(), other.id: Extent(units=5_000)}, holder="container")
+            >>> scheduler.free(other.id)
+            5000
         """
         return self._occupy("", held, holder, note)
 

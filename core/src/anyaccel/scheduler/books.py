@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from threading import Lock
     from typing import Any
 
+    from anyaccel.model import Share
+
 NO_TERMS = Holding(device=None)
 """Terms of a foreign holder, and of every holder without a policy."""
 _REQUESTS = 4_096  # resolved requests per machine: a queue of that many different ones is resolved once
@@ -165,23 +167,37 @@ class Books:
         """
         self.occupancy, self._short = Occupancy(self.layout), False
         for key, entry in self.held.items():
-            spots = []
-            for each, former in zip(entry.allocation.shares, entry.spots, strict=True):
-                position = self.layout.positions[each.device.id]
-                device = self.layout.devices[position]
-                # The share may be anywhere on a device that has other slots by now.
-                extent = extent_of(each) if device.slots == each.device.slots else Extent()
-                spot = self.occupancy.spot_within(position, DIVIDED if former.divided else extent)
-                self.occupancy.take((spot,))
-                self._short |= device.usable and spot.units < each.units
-                spots.append(spot)
-            self.held[key] = entry._replace(spots=tuple(spots))
+            shares = zip(entry.allocation.shares, entry.spots, strict=True)
+            spots = tuple([self._take(each, divided=former.divided) for each, former in shares])
+            self.held[key] = entry._replace(spots=spots)
+
+    def _take(self, share: Share, *, divided: bool = False) -> Spot:
+        """Take a share that was given before, as far as the device has it free, and return the taken part.
+
+        Args:
+            share: The share, of a device that is listed.
+            divided: Whether parts of the device are held that are not listed.
+        """
+        position = self.layout.positions[share.device.id]
+        device = self.layout.devices[position]
+        # The share may be anywhere on a device that has other slots by now.
+        extent = extent_of(share) if device.slots == share.device.slots else Extent()
+        spot = self.occupancy.spot_within(position, DIVIDED if divided else extent)
+        self.occupancy.take((spot,))
+        self._short |= device.usable and spot.units < share.units
+        return spot
 
     def hold(self, key: str, found: Resolved, placed: Placed, note: str, terms: Holding) -> Allocation:
         """Book the placed devices for a request, under the identity ``key``, and return the allocation."""
         made = grants(self.layout, found.wanted, placed)
         allocation = Allocation(id=key, request=found.request, grants=made, machine=self.machine)
-        return self._enter(allocation, tuple(chain.from_iterable(placed)), note, terms)
+        spots = tuple(chain.from_iterable(placed))
+        self.occupancy.take(spots)
+        return self._enter(allocation, spots, note, terms)
+
+    def restore(self, allocation: Allocation, note: str, terms: Holding) -> None:
+        """Book an allocation that was made before, as far as its devices, which are all listed, have it free."""
+        self._enter(allocation, tuple([self._take(each) for each in allocation.shares]), note, terms)
 
     def occupy(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of devices, by id, as held by a foreign holder, as far as they are free; return the allocation.
@@ -199,11 +215,11 @@ class Books:
             made.append(Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,)))
         request = Request(terms=tuple(grant.term for grant in made))
         allocation = Allocation(id=holder, request=request, grants=tuple(made), machine=self.machine)
+        self.occupancy.take(spots)
         return self._enter(allocation, spots, note, NO_TERMS)
 
     def _enter(self, allocation: Allocation, spots: tuple[Spot, ...], note: str, terms: Holding) -> Allocation:
-        """Enter an allocation in the books, and take its parts of devices. Returns the allocation."""
-        self.occupancy.take(spots)
+        """Enter an allocation in the books, whose parts of devices are taken. Returns the allocation."""
         self.held[allocation.id] = HeldAllocation(allocation, spots, note, terms)
         return allocation
 
