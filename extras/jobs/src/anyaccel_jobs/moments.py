@@ -45,7 +45,10 @@ def read_moment(text: str, start: float, *, ahead: bool) -> float:
             return min(each for each in moments if each >= start)
         return max(each for each in moments if each <= start)
     except (ValueError, OverflowError):
-        forms = "must be a time such as 14:30, a date 2026-12-01, both '2026-12-01 14:30', a duration 2h of at most 366d, or now"
+        forms = (
+            "must be a time such as 14:30, a date 2026-12-01, both '2026-12-01 14:30', a duration 2h of at most 366d,"
+            " or now"
+        )
         raise argparse.ArgumentTypeError(f"{forms} (got {text!r:.40})") from None
 
 
