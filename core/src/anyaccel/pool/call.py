@@ -127,6 +127,9 @@ class AwaitableFuture(Future[T]):
         # Not of its own type, which as_completed() of the standard library does not take, say type checkers.
         self._condition: threading.Condition = InterruptibleCondition()
 
+    def __reduce__(self) -> str:
+        raise TypeError("a future belongs to the process that made it and cannot be sent to another; pass its result()")
+
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import wrap_future
 
