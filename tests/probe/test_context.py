@@ -8,7 +8,8 @@ import time
 import pytest
 from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import DeviceNode, ProbeContext
-from anyaccel.probe.host import HostFacts, natural
+from anyaccel.probe.host import HostFacts
+from anyaccel.probe.paths import natural
 from anyaccel.probe.recording import RecordedFacts, Recorder, merge
 from waiting import PATIENCE, until
 

@@ -1,6 +1,7 @@
 """Calls of a pool as a type checker wants them; mistakes.py has one mistake in each of ten of them."""
 
 from collections.abc import Iterator
+from concurrent.futures import as_completed
 
 import anyaccel
 
@@ -39,10 +40,11 @@ def main() -> None:
         words: list[str] = list(pool.stream(tokens, "to be"))
         ranked: list[float] = pool.gang(1, train, 0.1).result()
         future: anyaccel.CallFuture[float] = pool.submit(train, 0.3)
+        finished: list[float] = [each.result() for each in as_completed([future, pool.submit(train, 0.4)])]
         model = pool.actor(Model, "small")
         score: int = model.call(Model.score, 21).result()
         answer: str = model.call(Model.answer, "why").result()
         models = pool.actors(Model, 2, "small")
         scores: list[int] = list(models.map(Model.score, [1, 2]))
-        print(loss, length, losses, lengths, words, ranked, future.result(), score, answer, scores)
+        print(loss, length, losses, lengths, words, ranked, future.result(), sorted(finished), score, answer, scores)
         print(model.score(1).result(), pool.starmap(train, [(0.1, 2)]), list(models.map("score", [3])))

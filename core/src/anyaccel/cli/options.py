@@ -8,7 +8,7 @@ import os
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError
-from anyaccel.model import Inventory, describe_parts
+from anyaccel.model import Inventory, VendorState, describe_parts
 from anyaccel.text import duration as parse_duration
 from anyaccel.text import elapsed, span
 from anyaccel.vendors import close as close_vendors
@@ -361,7 +361,8 @@ def survey(
     for report in inventory.vendors:
         if args.verbose:
             driver = f", driver {report.driver_version}" if report.driver_version else ""
-            output.say(f"{report.vendor}: {report.state.value} in {report.seconds:.3f} s{driver}")
+            took = f" in {report.seconds:.3f} s" if report.state is not VendorState.NOT_ASKED else ""
+            output.say(f"{report.vendor}: {report.state.value}{took}{driver}")
         for note in report.notes:
             output.say(note)
         if report.problem is not None:

@@ -46,7 +46,7 @@ MOST_TOLD = 4
 _IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
 """Fields of a report that are those of the plug-in's identity."""
 
-# During the import, while the fork server starts.
+# During the import, while the vendors answer.
 for kind in (PluginInfo, EnvEdits, Detected):
     hints(kind)
 for pattern in contract.PATTERNS:

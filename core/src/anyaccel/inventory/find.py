@@ -99,11 +99,9 @@ def _ask(
     environ: Mapping[str, str],
 ) -> tuple[list[VendorReport], list[Device]]:
     """Ask the possible vendors; return their reports and devices."""
-    from anyaccel.inventory import answers
     from anyaccel.vendors.process import ask
 
-    if facts is not None:
-        do_meanwhile(_import_rest)
+    do_meanwhile(_import_rest)
     detect = functools.partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
     outcomes, _ = detect(machine, vendors=present, more={each: {"names": True} for each in unnamed})
@@ -111,6 +109,8 @@ def _ask(
         from anyaccel.inventory.hangs import remember
 
         remember(outcomes, timeout, environ)
+    from anyaccel.inventory import answers
+
     names = answers.VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
     )
@@ -136,7 +136,8 @@ def _ask(
 
 
 def _import_rest() -> None:
-    """Import the modules for the devices of a machine that is not simulated."""
+    """Import the modules for the answers, while the vendors answer."""
+    import anyaccel.inventory.answers
     import anyaccel.inventory.contested
     import anyaccel.inventory.memory  # noqa: F401
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from anyaccel._typing import NamedTuple
 from anyaccel.plugin import Device, EnvContext, EnvEdits, Share, replace
 
 Unit = Literal["fraction", "bytes", "MiB"]

@@ -8,8 +8,9 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from anyaccel._typing import NamedTuple
 from anyaccel.kit.fault import Fault
 from anyaccel.kit.files import try_query
 from anyaccel.plugin import ProbeContext, Product
@@ -17,7 +18,7 @@ from anyaccel.plugin import ProbeContext, Product
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pciutils/pci.ids")
 NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed", "constants", "instance_types")
 """Keys that an entry does not inherit from the entry named by ``like``."""
-_SIZE = re.compile(r"(\d+) ?([KMG]i)?B")
+_SIZE = r"(\d+) ?([KMG]i)?B"
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
@@ -275,7 +276,7 @@ def _bytes(size: Any, where: str) -> int | None:
     """Convert a size, as a number of bytes or a text such as ``96GiB``, to bytes."""
     if size is None or isinstance(size, int):
         return size
-    match = _SIZE.fullmatch(str(size))
+    match = re.fullmatch(_SIZE, str(size))
     if match is None:
         raise ValueError(f"{where}: memory must be bytes, or text such as '96GiB' or '98304MiB' (got {size!r})")
     return int(match[1]) * _UNITS[f"{match[2] or ''}B"]

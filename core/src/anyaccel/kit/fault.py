@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
+from anyaccel._typing import NamedTuple
 from anyaccel.plugin import Finding, Health, Severity
 
 

@@ -110,7 +110,8 @@ class Ids:
             part: Whether any part of an id is accepted; the entry then means the first device that matches.
         """
         self._id = id if case else lambda device: id(device).lower()
-        self._pattern = re.compile(pattern, re.ASCII | (0 if case else re.IGNORECASE))
+        self._pattern = pattern
+        self._flags = re.ASCII if case else re.ASCII | re.IGNORECASE
         self._shortest = shortest
         self._part = part
         self._fold: Callable[[str], str] = str if case else str.lower
@@ -121,7 +122,7 @@ class Ids:
 
     def fits(self, entry: str) -> bool:
         """Return True if an entry looks like an id."""
-        return self._pattern.fullmatch(entry) is not None
+        return re.fullmatch(self._pattern, entry, self._flags) is not None
 
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
         """Return the device with an id, or with an id that begins so; none if several match."""

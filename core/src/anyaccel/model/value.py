@@ -22,7 +22,7 @@ from anyaccel.text import shown, suggest
 
 TYPE_CHECKING = False  # not from typing: its import takes longer than the import of this module
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from dataclasses import Field
     from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
 
@@ -287,6 +287,8 @@ def _read(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any
         found: List to which the faults are appended.
         made: Whether the data is a finished value, which is only checked, instead of JSON data.
     """
+    if kind is str and type(data) is str:  # the usual case
+        return data
     return _reader(kind)(kind, data, place, found, made)
 
 
@@ -326,10 +328,16 @@ def _read_row(kind: Any, data: Any, place: str, found: list[str], made: bool) ->
     if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
         found.append(_mismatch(place, data, kind, "" if made else f"a list of {length}" if length else "a list"))
         return data
-    kinds = arguments if length else repeat(arguments[0])
-    rows = enumerate(zip(kinds, data, strict=False))
-    row = [_reader(inside)(inside, content, f"{place}[{n}]", found, made) for n, (inside, content) in rows]
+    if not length and _all_text(arguments[0], data):
+        return data if made else origin(data)
+    rows = enumerate(zip(arguments if length else repeat(arguments[0]), data, strict=False))
+    row = [_read(inside, content, f"{place}[{n}]", found, made) for n, (inside, content) in rows]
     return data if made else origin(row)
+
+
+def _all_text(kind: Any, contents: Iterable[Any]) -> bool:
+    """Return whether contents of an annotation are all text, and should be: most are, and no place is made for each."""
+    return kind is str and {str}.issuperset(map(type, contents))
 
 
 def _read_mapping(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any:
@@ -338,6 +346,8 @@ def _read_mapping(kind: Any, data: Any, place: str, found: list[str], made: bool
         found.append(_mismatch(place, data, kind, "" if made else "an object"))
         return data
     key_kind, content_kind = kind.__args__
+    if _all_text(key_kind, data) and _all_text(content_kind, data.values()):
+        return data
     contents = {}
     for key, content in data.items():
         _read(key_kind, key, f"{place} key", found, made)

@@ -14,7 +14,7 @@ from concurrent.futures._base import CANCELLED, PENDING, RUNNING
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
@@ -124,7 +124,11 @@ class AwaitableFuture(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._condition: InterruptibleCondition = InterruptibleCondition()  # pyright: ignore[reportIncompatibleVariableOverride]
+        # Not of its own type, which as_completed() of the standard library does not take, say type checkers.
+        self._condition: threading.Condition = InterruptibleCondition()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a future belongs to the process that made it and cannot be sent to another; pass its result()")
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import wrap_future
@@ -168,7 +172,7 @@ class AwaitableFuture(Future[T]):
         end = None if timeout is None else time.monotonic() + timeout
         # A lock takes -1 as no limit, and refuses other negative numbers and large ones.
         most = None if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-        self._condition.wait_until(self._is_over, most)
+        cast("InterruptibleCondition", self._condition).wait_until(self._is_over, most)
         return None if end is None else max(0.0, end - time.monotonic())
 
     def _is_over(self) -> bool:

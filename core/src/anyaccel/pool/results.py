@@ -94,6 +94,9 @@ class Results(Iterator[T]):
         self._failure: BaseException | None = None
         self._abandoned: weakref.finalize[..., Any] | None = None
 
+    def __reduce__(self) -> str:
+        raise TypeError("results that are still to come cannot be sent to another process; pass a list of them")
+
     def __iter__(self) -> Self:
         return self
 

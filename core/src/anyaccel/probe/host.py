@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 
 from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import CommandResult, DeviceNode, ask
+from anyaccel.probe.paths import find_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,11 +22,6 @@ READ_LIMIT = 1 << 20
 OUTPUT_LIMIT = 8 << 20
 GRACE_SECONDS = 0.5
 """How long to wait for a killed command: a process that is stuck in the kernel ignores even SIGKILL."""
-
-
-def natural(path: str) -> tuple[tuple[int, int | str], ...]:
-    """Return a sort key that compares the numbers in a path as numbers."""
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", path) if part)
 
 
 class HostFacts:
@@ -47,10 +41,13 @@ class HostFacts:
             return None
 
     def glob(self, pattern: str) -> list[str]:
-        if not glob.has_magic(pattern):  # glob.glob() follows links, and a dangling link exists, too
-            return [pattern] if self.exists(pattern) else []
-        found = glob.glob(glob.escape(self._prefix) + pattern)
-        return sorted((path[len(self._prefix) :] for path in found), key=natural)
+        return list(filter(self.exists, find_paths(pattern, self._list_names)))
+
+    def _list_names(self, path: str) -> list[str]:
+        try:
+            return os.listdir(f"{self._prefix}{path}/")
+        except OSError:
+            return []
 
     def readlink(self, path: str) -> str | None:
         try:

@@ -23,20 +23,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fnmatch
-import glob
 import json
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from anyaccel.errors import CommandTimeoutError, MachineError, QueryError
 from anyaccel.model import Value, field, read
 from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
-from anyaccel.probe.host import natural
+from anyaccel.probe.paths import find_paths, natural
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
@@ -238,11 +236,8 @@ class RecordedFacts:
         return str(text) if text is not None else None
 
     def glob(self, pattern: str) -> list[str]:
-        root, *parts = pattern.split("/")
-        found = [root]
-        for part in parts:
-            found = [f"{above}/{name}" for above in found for name in _matching(self._inside.get(above, ()), part)]
-        return sorted(found, key=natural)
+        found = find_paths(pattern, lambda path: self._inside.get(path, ()))
+        return [path for path in found if path in self._paths or path in self._inside]
 
     def readlink(self, path: str) -> str | None:
         path = plain(path)
@@ -313,13 +308,6 @@ class RecordedFacts:
             target = os.path.join(os.path.dirname(link), self._paths[link]["link"])
             path = os.path.normpath(target + path[len(link) :])
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-
-
-def _matching(names: Collection[str], part: str) -> list[str]:
-    """Return the names that a part of a pattern matches. A pattern is compiled, so that a plain name is dearer."""
-    if glob.has_magic(part):
-        return fnmatch.filter(names, part)
-    return [part] if part in names else []
 
 
 def _parents(path: str) -> Iterator[str]:

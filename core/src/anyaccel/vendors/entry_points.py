@@ -81,7 +81,7 @@ def _read(directory: str, group: str) -> Iterator[Found]:
 def _name_and_version(directory: str) -> tuple[str, str]:
     text = next(filter(None, (_text(os.path.join(directory, name)) for name in METADATA)), "")
     headers: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.partition("\n\n")[0].splitlines():  # the description that follows is a hundred times as long
         name, colon, content = line.partition(":")
         if not colon:
             break

@@ -26,7 +26,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.model import PCI_DEVICES, Value, read
+from anyaccel.model import PCI_DEVICES, Value, read, replace
 from anyaccel.vendors.discovery import Source
 
 TYPE_CHECKING = False
@@ -37,35 +37,31 @@ FILE_NAME = "presence.json"
 
 
 class PciSign(Value):
-    """An entry of ``pci`` in a presence file."""
+    """A PCI vendor id, with the classes that count; no class stands for any. All are four hexadecimal digits."""
 
     vendor: str
     classes: tuple[str, ...] = ()
 
-
-class PresenceFile(Value):
-    """The content of a presence file."""
-
-    resource: str = ""
-    pci: tuple[PciSign, ...] = ()
-    paths: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    names: tuple[str, ...] | None = None
+    def fits(self, vendor: int, class_code: int | None) -> bool:
+        """Return whether a PCI function has the vendor id and a class that counts; an unknown class does."""
+        if int(self.vendor, 16) != vendor:
+            return False
+        return not self.classes or class_code is None or class_code in {int(each, 16) for each in self.classes}
 
 
 class Presence(Value):
-    """The signs by which a vendor is recognised.
+    """The signs by which a vendor is recognised: the content of a presence file.
 
     Attributes:
         resource: Resource name of the devices; empty when not given.
-        pci: PCI vendor ids, each with the classes that count; no class stands for any.
+        pci: Signs on the PCI bus.
         paths: Shell patterns, absolute or below the user's home (``~/``); an existing path is a sign.
         variables: Names; a variable that is set is a sign.
         names: Names and aliases of the products, in lower case; None when not given.
     """
 
     resource: str = ""
-    pci: tuple[tuple[int, frozenset[int]], ...] = ()
+    pci: tuple[PciSign, ...] = ()
     paths: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     names: frozenset[str] | None = None
@@ -113,16 +109,10 @@ def _read(path: str, _: int) -> Presence | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON ({error})") from error
-    said, found = read(PresenceFile, data, FILE_NAME)
+    said, found = read(Presence, data, FILE_NAME)
     if found := found or list(_rule_faults(said)):
         raise ValueError(f"{path}: {'; '.join(found)}")
-    return Presence(
-        resource=said.resource,
-        pci=tuple((int(each.vendor, 16), frozenset(int(code, 16) for code in each.classes)) for each in said.pci),
-        paths=said.paths,
-        variables=said.variables,
-        names=None if said.names is None else frozenset(map(str.casefold, said.names)),
-    )
+    return said if said.names is None else replace(said, names=frozenset(map(str.casefold, said.names)))
 
 
 def _file_of(name: str) -> str:
@@ -221,14 +211,10 @@ def _functions(facts: Facts) -> set[tuple[int, int | None]] | None:
 def _on_bus(declared: Presence, functions: set[tuple[int, int | None]] | None) -> bool:
     if functions is None:
         return bool(declared.pci)
-    return any(
-        vendor == wanted and (not classes or code is None or code in classes)
-        for wanted, classes in declared.pci
-        for vendor, code in functions
-    )
+    return any(sign.fits(vendor, code) for sign in declared.pci for vendor, code in functions)
 
 
-def _rule_faults(said: PresenceFile) -> Iterator[str]:
+def _rule_faults(said: Presence) -> Iterator[str]:
     """Yield the faults of a file whose fields have the right types."""
     for number in (each for entry in said.pci for each in (entry.vendor, *entry.classes)):
         if not re.fullmatch("[0-9A-Fa-f]{4}", number):

@@ -224,10 +224,18 @@ class VendorPlugin:
         try:
             if not found:
                 self._manager.register(plugin, name=self.source.vendor)
+                found = list(self._default_faults())
         except (pluggy.PluginValidationError, ValueError) as error:
-            found = [" ".join(str(error).split())]
+            found = list(_argument_faults(plugin)) or [" ".join(str(error).split())]
         if found:
             raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
+
+    def _default_faults(self) -> Iterator[str]:
+        """Yield the arguments that pluggy never passes."""
+        for name in hookspecs.HOOKS:
+            for impl in getattr(self._manager.hook, name).get_hookimpls():
+                for argument in impl.kwargnames:
+                    yield f"{name} gives {argument!r} a default, so it would never be passed; remove the default"
 
 
 _last: list[VendorPlugin | PluginError] = []
@@ -453,17 +461,16 @@ def _registration_faults(plugin: object) -> Iterator[str]:
             continue
         if not hasattr(function, "anyaccel_impl"):
             yield f"{name} lacks the decorator @hookimpl (from anyaccel.plugin import hookimpl)"
-        yield from _argument_faults(name, function)
     for name in REQUIRED:
         if name not in names:
             yield f"{where} has no {name}, which is required"
 
 
-def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    code = getattr(hookspecs, name).__code__
-    allowed = code.co_varnames[: code.co_argcount]
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in allowed:
-            yield f"{name} takes {parameter.name!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
-        elif parameter.default is not parameter.empty:
-            yield f"{name} gives {parameter.name!r} a default, so it would never be passed; remove the default"
+def _argument_faults(plugin: object) -> Iterator[str]:
+    """Yield the arguments that hooks do not pass, for a plug-in that was refused."""
+    for name in hookspecs.HOOKS:
+        allowed = VendorPlugin.arguments(name.removeprefix(PREFIX))
+        function = getattr(plugin, name, None)
+        for argument in inspect.signature(function).parameters if callable(function) else ():
+            if argument not in allowed:
+                yield f"{name} takes {argument!r}, which the hook does not pass; it passes ({', '.join(allowed)})"

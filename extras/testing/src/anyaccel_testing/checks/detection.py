@@ -213,7 +213,7 @@ def _find_foreign_functions(subject: Subject, machine: TestedMachine, detected: 
         functions = {function.address: function for function in machine.replay().pci()}
     except (OSError, ValueError):  # C28 reports the file; a function without ids belongs to any vendor
         return
-    ids = {vendor for vendor, _ in signs.pci} if signs else set()
+    ids = {int(sign.vendor, 16) for sign in signs.pci} if signs else set()
     for device in detected.devices:
         function = functions.get(device.pci_bus_id or "")
         if ids and function is not None and function.vendor not in ids:

@@ -158,8 +158,9 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
 
 def _find_wide_signs(said: presence.Presence) -> Iterator[str]:
     """Yield signs that are there on nearly every machine, so that the plug-in is imported and asked everywhere."""
-    for vendor, classes in said.pci:
-        if vendor in EVERYWHERE and not classes:
+    for sign in said.pci:
+        vendor = int(sign.vendor, 16)
+        if vendor in EVERYWHERE and not sign.classes:
             yield (
                 f"'pci' of {presence.FILE_NAME} must give 'classes' for {vendor:04x}: functions of {EVERYWHERE[vendor]}"
                 " are on nearly every machine, and the plug-in would be asked there"
@@ -181,10 +182,7 @@ def _find_wrong_signs(subject: Subject, said: presence.Presence) -> Iterator[str
         functions = {function.address: function for function in _list_functions(machine)}
         for device in machine.known_devices if said.pci else ():
             function = functions.get(device.pci_bus_id or "")
-            if function is not None and not any(
-                function.vendor == vendor and (not classes or function.class_code in classes)
-                for vendor, classes in said.pci
-            ):
+            if function is not None and not any(sign.fits(function.vendor, function.class_code) for sign in said.pci):
                 kind = f"the vendor {function.vendor:04x} and the class {function.class_code:04x}"
                 missed.setdefault(kind, f"{device.id} on {machine.name}")
     for kind, where in missed.items():
