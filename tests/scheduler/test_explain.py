@@ -220,7 +220,7 @@ def test_a_vendor_that_failed_is_named_where_its_devices_may_be_meant():
     scheduler = Scheduler(replace(machine(gpus(1)), vendors=(absent, failed)), known=["CHIP-V9"])
     assert str(scheduler.why("TPU:1")) == (
         "TPU:1 can never fit: this machine has no TPU (it has 1 H100); "
-        "detection failed: vendor 'tensor': it did not answer."
+        "detection of vendor 'tensor' failed: it did not answer; 'anyaccel plugins tensor' says more."
     )
     codes = {
         text: [reason.code.value for reason in scheduler.why(text).reasons] for text in ("NPU", "CHIP-V9", "GPU:2")

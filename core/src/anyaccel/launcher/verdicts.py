@@ -166,8 +166,9 @@ def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
     """Judge a new request by the leases, then by the user's limits, then by earlier requests.
 
     A request that never fits is not compared with limits. A request that does not fit beside leases and limits is not
-    compared with the queue. If the request would fit now with a shorter time limit that ends before a reservation
-    begins, the first way out is the longest such limit, in whole minutes.
+    compared with the queue, but the nearest request that fits is. If the request would fit now with a shorter time
+    limit, which ends before a reservation begins or lets the request pass earlier ones, the first way out is the
+    longest such limit, in whole minutes.
 
     Args:
         asked: The request, with its time limit.
@@ -183,8 +184,10 @@ def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
     if verdict.fits_now or not verdict.ever_fits:
         return verdict
     now = since_1970()
-    for begin in sorted({block.begin for block in ledger.blocks() if block.begin is not None}, reverse=True):
-        shorter = min((begin - now) // 60 * 60, LONGEST_DURATION)
+    times = {block.begin - now for block in ledger.blocks() if block.begin is not None}
+    times.add(ledger.find_time_to_pass(want, priority))
+    for time in sorted(times - {math.inf}, reverse=True):
+        shorter = min(time // 60 * 60, LONGEST_DURATION)
         if not 0 < shorter < (want.seconds or math.inf):
             continue
         if _judge(asked, replace(want, seconds=shorter), ledger, priority).fits_now:
@@ -203,13 +206,26 @@ def _judge(asked: LedgerRequest, want: Want, ledger: Ledger, priority: int) -> V
         return verdict
     # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority, asked.choose)):
+    if not verdict.fits_now:
+        return _without_blocked(verdict, asked, want.seconds, ledger, priority)
+    if not (ahead := ledger.count_ahead(want, priority, asked.choose)):
         return verdict
     message = describe_ahead(ahead)
     if (used := ledger.count_usage()) is not None:
         message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
+
+
+def _without_blocked(
+    verdict: Verdict, asked: LedgerRequest, seconds: float | None, ledger: Ledger, priority: int
+) -> Verdict:
+    """Return the verdict without the nearest request that fits now, if limits or earlier requests are in its way."""
+    if verdict.nearest_now is None:
+        return verdict
+    near = LedgerRequest(asked.inventory, verdict.nearest_now, asked.environ, seconds=seconds)
+    blocked = ledger.over_limits(near.want, priority) or ledger.count_ahead(near.want, priority, near.choose)
+    return replace(verdict, nearest_now=None) if blocked else verdict
 
 
 class ActiveLeases(Value):
