@@ -144,14 +144,13 @@ class VendorPlugin:
         products = self._call("products", {})
         try:
             found = [cards for item in wanted if (cards := find_cards(item.product, item.count, products))]
-            used = {name for cards in found for name in (cards.product.name, *cards.product.parts)}
-            made_of = [product for product in products if product.name in used or not found]
-            names = _names(products)
-        except Exception:  # what it lists are no products
+            parts = {name for cards in found for name in cards.product.parts}
+            made_of = [cards.product for cards in found] + [product for product in products if product.name in parts]
+            self._compare("products", made_of or products, {}, rules=True)
+            return found, _names(products)
+        except Exception:  # a fault is described by its place in the whole list
             self._compare("products", products, {}, rules=True)
             raise
-        self._compare("products", made_of, {}, rules=True)
-        return found, names
 
     def _compare(self, name: str, value: Any, given: Mapping[str, Any], *, rules: bool) -> None:
         """Compare the answer of a hook with the types of the contract, and with the rules if asked."""
