@@ -83,7 +83,8 @@ def test_terms_come_as_words_or_as_a_list():
 
 DECIMAL = "a quantity must be a plain decimal more than 0, such as 2 or 0.5"
 SIZE = "'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
-OPTION = "an option must be one of mem=SIZE, driver=VERSION, numa=NODE, label=LABEL, id=ID, linked, mixed, else=cpu"
+FORMS = ", ".join(entry.form for entry in FILTERS.values() if entry.name.isalpha())
+OPTION = f"an option must be one of {FORMS}, linked, mixed, else=cpu"
 NAME = "a name must be a letter, then letters, digits and . _ -"
 
 
