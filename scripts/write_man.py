@@ -70,7 +70,8 @@ def page(name: str) -> str:
         lines += [".TP", f".B {escaped(each)}", escaped(summary)]
     common = argparse.ArgumentParser(add_help=False)
     add_common(common, name)
-    lines += [".SH OPTIONS", *options(parser), ".SS Common options", *options(common), *examples(module)]
+    shared = list(options(common))
+    lines += [".SH OPTIONS", *options(parser), *[".SS Common options"] * bool(shared), *shared, *examples(module)]
     lines += [".SH SEE ALSO", ".BR anyaccel (1)", "for the exit statuses"]
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from anyaccel.cli.commands import COMMANDS, GROUPS, module_of
 from anyaccel.cli.help import EXIT_STATUSES
-from anyaccel.cli.parser import dispatch, parse
+from anyaccel.cli.parser import UNLISTED, dispatch, parse
 from our_commands import INSTALLED
 from terminals import assert_plain, run_on_terminal
 
@@ -94,3 +94,10 @@ def test_verbose_says_how_each_vendor_fared(acme, anyaccel):
 def test_verbose_gives_no_time_for_a_vendor_that_was_not_asked(acme, anyaccel):
     acme.with_suffix(".presence.json").write_text(json.dumps({"resource": "APU", "paths": ["/sys/class/nothing"]}))
     assert anyaccel("-v").stderr == "anyaccel: acme: not asked\n"
+
+
+@pytest.mark.parametrize(("name", "option"), [each for each in UNLISTED.items() if each[0] in INSTALLED])
+def test_help_offers_no_option_that_the_command_refuses(name, option, capsys):
+    with pytest.raises(SystemExit):
+        dispatch([name, "--help"])
+    assert option not in capsys.readouterr().out

@@ -160,6 +160,36 @@ def test_why_says_that_a_start_is_unknown_and_where_jobs_are_explained(anyaccel)
     assert re.search(r"inside lease [0-9a-f]{12}: all other devices are hidden", seen.stderr)
 
 
+def test_why_names_only_what_the_queue_lets_pass_and_the_time_limit_with_which_it_does(anyaccel, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:4")
+    with aa.acquire("A1:2", time="2h"), subprocess.Popen([*RUN[:4], "A1:4", "--", "true"], stderr=subprocess.DEVNULL):
+        (ahead,) = until(Ledger.open().tickets, "the ticket")
+        shorter = r"fits now with --time 1h[45]\dm\b"
+        why = anyaccel("why", "A1:1").stdout
+        assert re.match(r"A1:1 does not fit now: 1 earlier request is ahead\.\n" + shorter, why)
+        assert anyaccel("run", "A1:1", "--no-wait", "--time", "100m", "--", "true").returncode == 0
+        refused = anyaccel("run", "A1:1", "--no-wait", "--", "true")
+        assert (refused.returncode, bool(re.search(shorter, refused.stderr))) == (4, True)
+        assert "fits now" not in anyaccel("why", "A1:4").stdout, "A1:2 would fit, but for the earlier request"
+        assert "fits now: A1:2\n" in anyaccel("why", "A1:4", "--time", "1h").stdout
+        Ledger.open().cancel(ahead.id)
+
+
+def test_a_shell_with_the_masks_of_an_ended_lease_is_told_which_variable_hides_devices(anyaccel, monkeypatch):
+    held = anyaccel("hold", "A1:1", "--export").stdout
+    assert anyaccel("release").returncode == 0
+    monkeypatch.setenv("ACME_VISIBLE", re.search(r"ACME_VISIBLE='(.*)'", held).group(1))
+    hint = "in a shell whose lease has ended, 'unset ACME_VISIBLE' shows them again"
+    for command in (("why", "A1:2"), ("run", "A1:2", "--", "true")):
+        done = anyaccel(*command)
+        assert done.returncode == 3
+        assert "hidden by the environment: acme/1." in done.stdout + done.stderr
+        assert hint in done.stdout + done.stderr
+    monkeypatch.delenv("ACME_VISIBLE")
+    inside = anyaccel("run", "A1:1", "--", *RUN[:4], "A1:2", "--", "true")
+    assert ("hidden" in inside.stderr, "unset" in inside.stderr) == (True, False), "there, the mask is right"
+
+
 def test_a_share_by_memory_is_shown_as_the_memory_that_was_asked_for(anyaccel):
     held = anyaccel("hold", "A1:5GiB", "A1:1", "--note", "half")  # of 16 GiB
     assert held.stderr.startswith("anyaccel: acme/0, 5GiB of acme/1 held;") or held.stderr.startswith(

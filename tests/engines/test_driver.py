@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 from anyaccel.engines.remote.cluster import Answer, Cluster, Plan, Started, make_failure
 from anyaccel.engines.remote.driver import Driver, RemoteActor
-from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
+from anyaccel.errors import BrokenWorkerError, TaskTimeoutError, WorkerError, WorkerStartError
 from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import PoolSettings
@@ -72,6 +72,31 @@ def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():
     cluster.gone = True
     cluster.calls[0].set_exception(ConnectionError("it has gone"))
     assert not wait(futures, PATIENCE).not_done
+    driver.shutdown(wait=True)
+
+
+def test_an_answer_that_cannot_be_read_ends_its_call():
+    cluster = OurCluster()
+    driver = driver_on(cluster)
+    future = driver.submit(Options(), abs, (-1,), {})
+    cluster.calls[0].set_result(Answer(MessageKind.RESULT, b""))  # not pickled
+    with pytest.raises(WorkerStartError, match=r"abs has no result: .* cannot be read") as caught:
+        future.result(PATIENCE)
+    assert caught.value.hint == "install the same version of anyaccel on every node"
+    driver.shutdown(wait=True)
+
+
+@pytest.mark.parametrize("report", ["started", "call", "ended"])
+def test_a_report_about_an_actor_that_cannot_be_read_ends_it(report):
+    cluster, host = OurCluster(), DyingHost()
+    cluster.make_host = lambda: host
+    setattr(host, report, lambda *_: answered("nonsense"))
+    driver = driver_on(cluster)
+    group = ActorGroup(driver, "Echo", Options())
+    group.begin((dict, (), {}, 1))
+    ended = group.ready if report != "ended" else group.call("method", (), {})
+    with pytest.raises(WorkerError, match="cannot be read"):  # or of an actor that has gone, if it was earlier
+        ended.result(PATIENCE)
     driver.shutdown(wait=True)
 
 

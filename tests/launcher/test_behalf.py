@@ -287,7 +287,7 @@ def test_devices_are_chosen_around_given_ones():
     assert [each.id for each in aa.choose_devices(devices[4:], 4)] == ids[4:]
     assert ids[5] in [each.id for each in aa.choose_devices(devices, 3, including=[ids[5]])]
     assert aa.choose_devices(devices, 0) == ()
-    for count, including in ((9, []), (0, ids[:1]), (1, ["x"])):
+    for count, including in ((9, []), (1.5, []), (0, ids[:1]), (1, ["x"])):
         with pytest.raises(aa.UsageError):
             aa.choose_devices(devices, count, including)
 

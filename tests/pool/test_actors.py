@@ -75,6 +75,15 @@ def test_an_exception_of_a_method_leaves_the_actor_alive(pool):
     assert counter.add(1).result() == 6
 
 
+def test_a_method_that_yields_names_the_way_out(pool):
+    class Speaker:
+        def speak(self):
+            yield 1
+
+    with pytest.raises(TypeError, match=r"speak yields its results one by one; a method .* return a list"):
+        pool().actor(Speaker).speak().result()
+
+
 def test_names_that_the_handle_uses_itself(pool):
     assert pool().actor(Counter).call("close").result() == "its own"
 

@@ -368,6 +368,20 @@ def test_what_cannot_be_pickled_fails_and_nothing_else_does(pool):
     assert cpu.submit(square, 3).result() == 9
 
 
+def test_what_belongs_to_its_process_says_so_where_it_is_sent(pool):
+    """A function takes along the globals that it uses, a method its object."""
+    cpu = pool()
+    with pytest.raises(TypeError, match=r"a pool belongs to .* make another one inside of the call"):
+        cpu.submit(lambda: cpu.submit(square, 3)).result()
+    with pytest.raises(TypeError, match=r"a pool belongs to the process that made it"):
+        cpu.submit(repr, cpu.options(needs=None)).result()
+    with pytest.raises(TypeError, match=r"a future belongs to .* pass its result\(\)"):
+        cpu.submit(square, cpu.submit(square, 3)).result()
+    with pytest.raises(TypeError, match=r"pass a list of them"):
+        cpu.submit(sum, cpu.map(square, [3])).result()
+    assert cpu.submit(square, 3).result() == 9
+
+
 def nested(depth):
     found = []
     for _ in range(depth):

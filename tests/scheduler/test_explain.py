@@ -54,7 +54,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
             [HIDDEN],
             ["not-enough", "hidden"],
             (
-                "GPU:2 can never fit: this machine has 2 GPU (2 H100); hidden by the environment: h100-1.\n"
+                "GPU:2 can never fit: this machine has 2 GPU (2 H100); hidden by the environment: acme/1.\n"
                 "nearest that fits: GPU:1"
             ),
         ),
@@ -220,7 +220,7 @@ def test_a_vendor_that_failed_is_named_where_its_devices_may_be_meant():
     scheduler = Scheduler(replace(machine(gpus(1)), vendors=(absent, failed)), known=["CHIP-V9"])
     assert str(scheduler.why("TPU:1")) == (
         "TPU:1 can never fit: this machine has no TPU (it has 1 H100); "
-        "detection failed: vendor 'tensor': it did not answer."
+        "detection of vendor 'tensor' failed: it did not answer; 'anyaccel plugins tensor' says more."
     )
     codes = {
         text: [reason.code.value for reason in scheduler.why(text).reasons] for text in ("NPU", "CHIP-V9", "GPU:2")

@@ -83,7 +83,8 @@ def test_terms_come_as_words_or_as_a_list():
 
 DECIMAL = "a quantity must be a plain decimal more than 0, such as 2 or 0.5"
 SIZE = "'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
-OPTION = "an option must be one of mem=SIZE, driver=VERSION, numa=NODE, label=LABEL, id=ID, linked, mixed, else=cpu"
+FORMS = ", ".join(entry.form for entry in FILTERS.values() if entry.name.isalpha())
+OPTION = f"an option must be one of {FORMS}, linked, mixed, else=cpu"
 NAME = "a name must be a letter, then letters, digits and . _ -"
 
 
@@ -93,6 +94,10 @@ NAME = "a name must be a letter, then letters, digits and . _ -"
         ("2", f"{NAME} (got '2'); did you mean GPU:2?"),
         ("0.5", f"{NAME} (got '0.5'); did you mean GPU:0.5?"),
         ("20GiB", f"{NAME} (got '20GiB'); did you mean GPU:20GiB?"),
+        ("else=cpu", f"{NAME} (got 'else=cpu'); an option stands behind a comma: GPU:1,else=cpu"),
+        ("NUMA=0", f"{NAME} (got 'NUMA=0'); an option stands behind a comma: GPU:1,NUMA=0"),
+        ("GPU=0.5", f"{NAME} (got 'GPU=0.5'); a quantity stands behind a colon: GPU:0.5"),
+        ("linked", "'linked' is an option, which stands behind a comma: GPU:2,linked"),
         ("GPU|:2", f"{NAME} (got '')"),
         ("ГПУ", f"{NAME} (got 'ГПУ')"),
         ("GPU:", f"{DECIMAL} (got '')"),

@@ -32,13 +32,20 @@ def may_pass(policy: Policy, one: Waiting, ahead: Sequence[Waiting], held: Seque
     """
     if one.seconds is None:
         return not ahead
-    latest = now + one.seconds - policy.backfill
+    return now + one.seconds <= latest_end(policy, one, ahead, held, now)
+
+
+def latest_end(policy: Policy, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> float:
+    """Return the time by which a request must end to be served before earlier requests; infinity if none is ahead.
+
+    The arguments are those of :func:`may_pass`. The time limit of the request does not count.
+    """
     starts = earliest_starts(policy.blocks, ahead, held, now)
-    if any(latest > start for other, start in zip(ahead, starts, strict=True) if policy.competes(one, other, now)):
-        return False
+    ends = [start for other, start in zip(ahead, starts, strict=True) if policy.competes(one, other, now)]
     used = sum_usage(held)
     scarce = (other for other in ahead if policy.share_scarce_total(other, one, used))
-    return all(latest <= _room_since(policy, other, held) for other in scarce)
+    ends += [_room_since(policy, other, held) for other in scarce]
+    return min(ends, default=FOREVER) + policy.backfill
 
 
 def _room_since(policy: Policy, one: Waiting, held: Iterable[Holding]) -> float:

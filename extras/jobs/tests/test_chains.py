@@ -7,13 +7,14 @@ import shlex
 import signal
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.model import replace
 from anyaccel_jobs import jobs as jobs_
-from anyaccel_jobs.moments import moment
+from anyaccel_jobs.moments import moment, read_moment
 from terminals import assert_plain, run_on_terminal
 from waiting import until
 
@@ -159,6 +160,31 @@ def test_moments_are_dates_times_and_durations():
         assert now < moment(ahead=True)(text) < time.time() + 90_100
     assert moment(ahead=False)("2h") <= time.time() - 7200
     assert moment(ahead=True)("2h") >= now + 7200
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "ahead", "wanted"),
+    [
+        ("2030-10-27T00:20Z", "02:30", True, "2030-10-27T00:30Z"),  # clocks show 02:00 to 03:00 twice
+        ("2030-10-27T00:40Z", "02:30", True, "2030-10-27T01:30Z"),
+        ("2030-10-27T01:20Z", "02:30", True, "2030-10-27T01:30Z"),
+        ("2030-10-27T01:20Z", "2030-10-27 02:30", True, "2030-10-27T01:30Z"),
+        ("2030-10-27T01:40Z", "02:30", True, "2030-10-28T01:30Z"),
+        ("2030-10-27T01:20Z", "02:30", False, "2030-10-27T00:30Z"),
+        ("2030-10-27T01:40Z", "02:30", False, "2030-10-27T01:30Z"),
+        ("2030-03-30T22:00Z", "02:30", True, "2030-03-31T01:30Z"),  # clocks skip 02:00 to 03:00
+        ("2030-03-31T01:10Z", "02:30", False, "2030-03-30T01:30Z"),
+    ],
+)
+def test_a_time_of_the_day_is_the_next_one_where_clocks_are_put_back_or_forward(now, text, ahead, wanted, monkeypatch):
+    begin, end = (datetime.fromisoformat(each).timestamp() for each in (now, wanted))
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        assert read_moment(text, begin, ahead=ahead) == end
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_job_is_submitted_again_as_it_was(run, tmp_path, monkeypatch):

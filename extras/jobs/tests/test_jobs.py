@@ -443,6 +443,25 @@ def test_cancel_all_ends_what_is_ours_and_nothing_twice(run):
     )
 
 
+def test_a_job_and_its_leases_are_one_thing_to_cancel(run, anyaccel):
+    job = submit(run, "sleep", "1000")
+    assert anyaccel("cancel").stderr == f"anyaccel: job {job} is cancelled\n"
+    sweep = ("sweep", "A1:0.5", "--detach", "--each", "i=1..4", "--", "sh", "-c", "sleep 1000; echo {i}")
+    job = run(*sweep, status=0).strip()
+    until(lambda: len({lease.id for lease in Ledger.open().leases()}) > 1, "two commands of the sweep")
+    assert anyaccel("cancel").stderr == f"anyaccel: job {job} is cancelled\n"
+
+
+def test_a_lost_job_is_to_cancel_as_long_as_something_of_it_runs(run, anyaccel):
+    lost = submit(run, "sleep", "1000")
+    os.kill(jobs_.find(lost).pid, signal.SIGKILL)
+    until(lambda: state(lost) == "lost", "the end of the supervisor")
+    assert anyaccel("cancel").stderr == f"anyaccel: job {lost} was lost already; what it had left running is ended\n"
+    for arguments in (("cancel",), ("cancel", "--all")):
+        assert anyaccel(*arguments).stderr == "anyaccel: nothing to cancel\n"
+    assert anyaccel("cancel", lost).stderr == f"anyaccel: job {lost} was lost already\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -156,7 +156,7 @@ def test_a_device_whose_lease_may_not_have_ended_by_then_is_not_reserved(acme):
         (("drain", "APU:2"), "must say which devices, not how many (got 'APU:2')", 2),
         (("drain", "APU/0 APU/1"), "must say which devices, not how many", 2),
         (("reserve", "APU"), "must have --from and --to and --for", 2),
-        (("reserve", "APU", "--from", "noon", "--to", "4h", "--for", "root"), "a duration 2h, or now (got 'noon')", 2),
+        (("reserve", "APU", "--from", "noon", "--to", "4h", "--for", "root"), "366d, or now (got 'noon')", 2),
         (("reserve", "APU:0.5", "--from", "now", "--to", "4h", "--for", "root"), "must be of whole devices", 2),
         (("reserve", "APU", "--from", "now", "--to", "2001-01-01", "--for", "root"), "must end after its start", 2),
         (("reserve", "APU", "--from", "now", "--to", "4h", "--for", "no-such-user"), "there is no user", 2),

@@ -88,19 +88,21 @@ def list_own(ledger: Ledger) -> tuple[list[str], list[str]]:
     Waiting requests come first, so that they do not get the devices that are freed next.
     """
     user = os.geteuid()
-    found, running, waiters = [], [], set[int]()
+    leases = {lease.id: lease.pid for lease in ledger.leases() if lease.uid == user and lease.id}
+    found, running, waiters, covered = [], [], set[int](), set[str]()
     for extension in extensions("cancel"):
-        waits, runs, pids = extension.list_own()
+        waits, runs, pids, held = extension.list_own(leases)
         found += waits
         running += runs
         waiters |= pids
-    # A job that waits has a ticket, too; it is cancelled as a job.
+        covered |= held
+    # A job that waits has a ticket, too, and one that runs has leases; they are cancelled with the job.
     found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in waiters]
     found += running
-    leases = dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id)
+    single = [lease for lease, pid in leases.items() if lease not in covered and pid not in waiters]
     # A shell that runs under a lease would else end itself with --all.
-    own = [lease for lease in leases if not ledger.explain_refusal(lease)]
-    return [*found, *(lease for lease in leases if lease not in own)], own
+    own = [lease for lease in single if not ledger.explain_refusal(lease)]
+    return [*found, *(lease for lease in single if lease not in own)], own
 
 
 def cancel_by_id(ledger: Ledger, what: str, *, grace: float | None = None) -> str:

@@ -3,9 +3,10 @@
 A distribution brings commands by entry points of the group ``anyaccel.commands``, and extends commands of ours by entry
 points of the group ``anyaccel.options``, each with the name of a command and a module. For ``run`` the module has
 ``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status, or None if none of
-its options was given. For ``cancel`` it has ``list_own()``, which returns identities of waiting things, of running
-things, and process ids of the former, and ``cancel(what, grace)``, which returns a message for the user, or None for an
-identity of another kind. For ``notebook``, which is no command, it has ``load_ipython_extension(shell)``.
+its options was given. For ``cancel`` it has ``list_own(leases)``, which takes identities of the user's active leases,
+and returns identities of waiting things, of running things, ids of the processes that wait or hold leases for them, and
+their leases, and ``cancel(what, grace)``, which returns a message for the user, or None for an identity of another
+kind. For ``notebook``, which is no command, it has ``load_ipython_extension(shell)``.
 """
 
 from __future__ import annotations

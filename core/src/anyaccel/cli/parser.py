@@ -31,6 +31,8 @@ ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
 APART = UNCONFIGURED | {"release", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
 """Commands that have no ``--machine``."""
+UNLISTED = {"check": "--machine", "help": "--json", "metrics": "--json", "top": "--json"}
+"""By command, the common option that its help does not show: the command refuses it, or has no use for it."""
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -166,14 +168,24 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     short ones to that program.
     """
     group = parser.add_argument_group("common options")
-    group.add_argument("-j", "--json", action="store_true", help="print JSON")
+
+    def about(option: str, text: str) -> str:
+        if UNLISTED.get(command) != option:
+            return text
+        from argparse import SUPPRESS
+
+        return SUPPRESS
+
+    group.add_argument("-j", "--json", action="store_true", help=about("--json", "print JSON"))
     # Commands of plug-ins declare what they need themselves.
     if command in APART or command not in COMMANDS:
         return
     group.add_argument(
         "--machine",
         metavar="MACHINE",
-        help="'host', 'sim:PRODUCT:COUNT,...' or a recording (default: $ANYACCEL_MACHINE, or this host)",
+        help=about(
+            "--machine", "'host', 'sim:PRODUCT:COUNT,...' or a recording (default: $ANYACCEL_MACHINE, or this host)"
+        ),
     )
     group.add_argument(
         "--probe-timeout",

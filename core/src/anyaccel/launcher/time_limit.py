@@ -50,7 +50,9 @@ class EarlySignal(Value):
         try:
             number = Signals(int(name)) if name.isdecimal() else Signals["SIG" + name.upper().removeprefix("SIG")]
             seconds = duration(before)
-        except (KeyError, ValueError):
+        except KeyError:
+            raise ValueError(f"must begin with a signal's name, such as USR1 in USR1@60s (got {shown(text)})") from None
+        except ValueError:
             raise ValueError(
                 f"must be a signal and how long before the time limit it is sent, such as USR1@60s (got {shown(text)})"
             ) from None

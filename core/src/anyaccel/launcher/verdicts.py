@@ -10,6 +10,7 @@ from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError
+from anyaccel.inventory import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
@@ -166,8 +167,9 @@ def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
     """Judge a new request by the leases, then by the user's limits, then by earlier requests.
 
     A request that never fits is not compared with limits. A request that does not fit beside leases and limits is not
-    compared with the queue. If the request would fit now with a shorter time limit that ends before a reservation
-    begins, the first way out is the longest such limit, in whole minutes.
+    compared with the queue, but the nearest request that fits is. If the request would fit now with a shorter time
+    limit, which ends before a reservation begins or lets the request pass earlier ones, the first way out is the
+    longest such limit, in whole minutes.
 
     Args:
         asked: The request, with its time limit.
@@ -180,11 +182,15 @@ def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
     """
     want = asked.want
     verdict = _judge(asked, want, ledger, priority)
-    if verdict.fits_now or not verdict.ever_fits:
+    if not verdict.ever_fits:
+        return name_masks(verdict, asked.inventory, asked.environ)
+    if verdict.fits_now:
         return verdict
     now = since_1970()
-    for begin in sorted({block.begin for block in ledger.blocks() if block.begin is not None}, reverse=True):
-        shorter = min((begin - now) // 60 * 60, LONGEST_DURATION)
+    times = {block.begin - now for block in ledger.blocks() if block.begin is not None}
+    times.add(ledger.find_time_to_pass(want, priority))
+    for time in sorted(times - {math.inf}, reverse=True):
+        shorter = min(time // 60 * 60, LONGEST_DURATION)
         if not 0 < shorter < (want.seconds or math.inf):
             continue
         if _judge(asked, replace(want, seconds=shorter), ledger, priority).fits_now:
@@ -203,13 +209,40 @@ def _judge(asked: LedgerRequest, want: Want, ledger: Ledger, priority: int) -> V
         return verdict
     # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority, asked.choose)):
+    if not verdict.fits_now:
+        return _without_blocked(verdict, asked, want.seconds, ledger, priority)
+    if not (ahead := ledger.count_ahead(want, priority, asked.choose)):
         return verdict
     message = describe_ahead(ahead)
     if (used := ledger.count_usage()) is not None:
         message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
+
+
+def name_masks(verdict: Verdict, inventory: Inventory, environ: Mapping[str, str]) -> Verdict:
+    """Return the verdict with a way out that names the variables that hide devices; unchanged inside of a lease."""
+    hidden = {each for reason in verdict.reasons if reason.code is ReasonCode.HIDDEN for each in reason.devices}
+    if not hidden or LEASE_VARIABLE in environ:
+        return verdict
+    vendors = {device.vendor for device in inventory.devices if device.id in hidden}
+    edits = (report.hidden for report in inventory.vendors if report.vendor in vendors)
+    masks = [name for each in edits if each is not None for name in each.set if name in environ]
+    if not masks:
+        return verdict
+    told = f"in a shell whose lease has ended, 'unset {' '.join(masks)}' shows them again"
+    return replace(verdict, ways_out=(*verdict.ways_out, told))
+
+
+def _without_blocked(
+    verdict: Verdict, asked: LedgerRequest, seconds: float | None, ledger: Ledger, priority: int
+) -> Verdict:
+    """Return the verdict without the nearest request that fits now, if limits or earlier requests are in its way."""
+    if verdict.nearest_now is None:
+        return verdict
+    near = LedgerRequest(asked.inventory, verdict.nearest_now, asked.environ, seconds=seconds)
+    blocked = ledger.over_limits(near.want, priority) or ledger.count_ahead(near.want, priority, near.choose)
+    return replace(verdict, nearest_now=None) if blocked else verdict
 
 
 class ActiveLeases(Value):

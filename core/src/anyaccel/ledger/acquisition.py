@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import chain
 
 from anyaccel._typing import TypedDict
-from anyaccel.backfill import may_pass
+from anyaccel.backfill import latest_end, may_pass
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
 from anyaccel.ledger import entries, record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
@@ -130,6 +130,7 @@ class Acquisition:
         self._ticket: TicketFile | None = None
         self.place = 0
         self.before: str | None = None
+        self._ahead: list[str] = []
         self._only: frozenset[str] | None = None
         self._ended: Collection[str] = ()
         self._passes = False
@@ -681,10 +682,10 @@ class Acquisition:
             elif found is None or not tickets.is_silent(found, now, position):
                 break
             passed += 1
-        ahead = rivals[passed:]
+        self._ahead = ahead = rivals[passed:]
         self.place = len(ahead)
         self.before = next((name for name in reversed(ahead) if entries.probe_lock(directory, name)[0]), None)
-        self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
+        self._passes = self.before is not None and self._may_pass(directory, listing)
         if self._passes:
             self.before = None
         self._ended = ended
@@ -743,20 +744,35 @@ class Acquisition:
         ticket = entries.parse_ticket(self._ticket.name) if self._ticket else None
         return replace(facts, key=ticket.name, number=ticket.number, since=ticket.since) if ticket else facts
 
-    def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
-        """Return whether backfill allows the request to pass the tickets named in ``ahead``.
+    def _may_pass(self, directory: int, listing: Listing) -> bool:
+        """Return whether backfill allows the request to pass the tickets ahead, at the last look.
 
-        False without a time limit, or if one of these tickets is of another version, or was gone before the first
-        reading. A ticket whose body cannot be read counts as able to start now, so that the request may pass only with
-        a time limit within the policy's ``backfill``. Leases count without a test of locks.
+        False without a time limit. Leases count without a test of locks. See :meth:`_read_ahead`.
         """
-        if self._want.seconds is None:
+        if self._want.seconds is None or (ahead := self._read_ahead(directory)) is None:
             return False
-        found = [read_ticket(directory, name) for name in ahead]
-        waiting = [each for each in found if each]
-        if len(waiting) < len(found):  # a ticket of another version: its needs are unknown
-            return False
-        return may_pass(self._policy, self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
+        return may_pass(self._policy, self._own, ahead, list_holdings(directory, listing), process.boot_seconds())
+
+    def _read_ahead(self, directory: int) -> list[Waiting] | None:
+        """Return the tickets ahead at the last look; None if one is of another version, or gone before it was read.
+
+        A ticket whose body cannot be read counts as able to start now, so that the request may pass only with a time
+        limit within the policy's ``backfill``.
+        """
+        found = [each for name in self._ahead if (each := read_ticket(directory, name))]
+        return found if len(found) == len(self._ahead) else None  # the needs of a ticket of another version are unknown
+
+    def find_time_to_pass(self, directory: int, listing: Listing) -> float:
+        """Return the longest time limit, in seconds, with which backfill would allow the request to pass all others.
+
+        Infinity if no request is ahead, 0 or less if no time limit is short enough. The position is updated. Leases
+        count without a test of locks.
+        """
+        self.update_position(directory, listing)
+        if (ahead := self._read_ahead(directory)) is None:
+            return 0.0
+        now = process.boot_seconds()
+        return latest_end(self._policy, self._own, ahead, list_holdings(directory, listing), now) - now
 
     @property
     def _watches_all(self) -> bool:

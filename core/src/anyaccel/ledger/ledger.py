@@ -247,6 +247,26 @@ class Ledger:
         with self._looking() as (directory, listing):
             return newcomer.count_ahead(directory, listing)
 
+    def find_time_to_pass(self, want: Want, priority: int) -> float:
+        """Return the longest time limit with which a request that came now could be served before all earlier ones.
+
+        The devices need not be free, and a reservation may begin earlier. A faulty configuration of the machine counts
+        as none.
+
+        Args:
+            want: The request.
+            priority: The higher, the earlier.
+
+        Returns:
+            Seconds; infinity if no request is ahead, 0 or less if no time limit is short enough.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
+        newcomer = self._make_newcomer(want, priority)
+        with self._looking() as (directory, listing):
+            return newcomer.find_time_to_pass(directory, listing)
+
     def count_usage(self) -> float | None:
         """Return the device-seconds that fair shares count for this user; None if the machine sets no half-life.
 

@@ -519,7 +519,8 @@ class Actor(Generic[T]):
 
     def __reduce__(self) -> str:
         raise TypeError(
-            f"the actor {self._group.name} belongs to the process that made it and cannot be sent to another"
+            f"the actor {self._group.name} belongs to the process that made it and cannot be sent to another; call it"
+            " there, and pass results"
         )
 
     def __repr__(self) -> str:

@@ -44,6 +44,12 @@ class Submitter(Executor):
         self._options = options
         self._owner = owner  # keeps the pool alive as long as this object can submit to it
 
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a pool belongs to the process that made it and cannot be sent to another, also not as a global or an"
+            " attribute of what is sent; call it there, or make another one inside of the call"
+        )
+
     def options(self, **options: Unpack[CallOptions]) -> Submitter:
         """Return a submitter to the same pool with other options for calls; the options of this object stay.
 

@@ -232,11 +232,11 @@ class MessageLoop:
                 :meth:`_perform` knows that the event loop was closed.
         """
         if kwargs is not None:
-            return self._finish(function(*args, **kwargs))
+            return self._finish(function, function(*args, **kwargs))
         values, failure, began = [], None, time.monotonic()
         for arguments in args:
             try:
-                values.append(self._finish(function(*arguments)))
+                values.append(self._finish(function, function(*arguments)))
             except Exception as error:
                 if self.loop is not None and self.loop.ended(error):
                     raise
@@ -332,12 +332,13 @@ class MessageLoop:
         """Pickle an exception for an answer, and remove its traceback."""
         return dump_call_error(error, self.form)
 
-    def _finish(self, value: Any) -> Any:
+    def _finish(self, function: Callable[..., Any], value: Any) -> Any:
         """Return the value of a call: of a coroutine, what it returns in the event loop, started if needed.
 
         Raises:
             BaseException: The exception of the coroutine.
-            TypeError: When it is a generator, asynchronous or not; the message names :meth:`anyaccel.Pool.stream`.
+            TypeError: When it is a generator, asynchronous or not; the message names :meth:`anyaccel.Pool.stream`, and
+                for a method of an actor, which that does not take, a list.
         """
         if isinstance(value, CoroutineType):
             with self.lock:
@@ -347,7 +348,10 @@ class MessageLoop:
         if isinstance(value, (GeneratorType, AsyncGeneratorType)):
             name = value.__qualname__
             value.close() if isinstance(value, GeneratorType) else None
-            raise TypeError(f"{name} yields its results one by one; call it with pool.stream({name}, ...)")
+            way = f"call it with pool.stream({name}, ...)"
+            if self.actor is not None and getattr(function, "__self__", None) is self.actor:
+                way = "a method of an actor has one result: return a list, or call a function with pool.stream()"
+            raise TypeError(f"{name} yields its results one by one; {way}")
         return value
 
     def _unpickle(self, message: Message) -> Any:

@@ -230,7 +230,8 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
     meant = [report for report in reports if names & {report.vendor.lower(), report.resource.lower()}]
     for report in meant or reports:
         if report.state is VendorState.FAILED and report.problem:
-            message = f"detection failed: {str(report.problem).rstrip('.')}"
+            more = f"'anyaccel plugins {report.vendor}' says more"
+            message = f"detection of vendor {report.vendor!r} failed: {report.problem.reason.rstrip('.')}; {more}"
             yield Reason(code=ReasonCode.VENDOR_FAILED, message=message, term=term)
 
 

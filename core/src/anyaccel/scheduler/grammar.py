@@ -155,9 +155,17 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
     """
     found = names.split("|")
     for name in found:
+        if name.lower() in _FLAGS:
+            _refuse(text, f"{name!r} is an option, which stands behind a comma: GPU:2,{name}")
         if not NAME.fullmatch(name):
-            bare = _DECIMAL.fullmatch(names) or _MEMORY.fullmatch(names)
-            way_out = f"; did you mean GPU:{names}?" if bare else ""
+            key, equals, value = name.partition("=")
+            way_out = ""
+            if _DECIMAL.fullmatch(names) or _MEMORY.fullmatch(names):
+                way_out = f"; did you mean GPU:{names}?"
+            elif equals and key.lower() in _options():
+                way_out = f"; an option stands behind a comma: GPU:1,{shown(name)[1:-1]}"
+            elif equals and _DECIMAL.fullmatch(value):
+                way_out = f"; a quantity stands behind a colon: {shown(name)[1:-1].replace('=', ':')}"
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
     distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))
@@ -219,6 +227,11 @@ def _units_fault(term: Term) -> str:
     return ""
 
 
+def _options() -> tuple[str, ...]:
+    """Return the names of all options."""
+    return (*_FLAGS, "else", *filter(str.isalpha, FILTERS))
+
+
 def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
     """Parse the options of a term: the values by lower-case name, empty for a flag. Values of filters are not checked.
 
@@ -229,7 +242,7 @@ def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
     for option in options:
         key, equals, value = option.partition("=")
         key = key.lower()
-        if key not in (*_FLAGS, "else", *filter(str.isalpha, FILTERS)):
+        if key not in _options():
             _refuse(text, f"an option must be one of {', '.join(forms())} (got {shown(option)})")
         if key in given:
             _refuse(text, f"an option must be given once (got {key!r} twice)")

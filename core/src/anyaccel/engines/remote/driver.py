@@ -46,6 +46,14 @@ from anyaccel.scheduler import Reason, ReasonCode, Verdict
 _CPU_PLAN = Plan()
 
 
+class _UnreadableError(WorkerError):
+    """Raised when a node has answered, and the answer is none of ours."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__(f"what a node has answered cannot be read ({type(fault).__name__}: {fault})")
+        self.__cause__ = fault
+
+
 class Driver(Engine):
     """The engine of one pool on a cluster; see :class:`~anyaccel.pool.engine.Engine`.
 
@@ -163,9 +171,21 @@ class Driver(Engine):
         return self.cluster.place(order, plan, actor=call.actor is not None), pickle.dumps(order)
 
     def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
-        """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error."""
+        """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error.
+
+        A value that the handler cannot read is an error, too: without an answer, its call would never end.
+        """
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            try:
+                handler(value, error)
+            except Exception as fault:
+                if error is not None:
+                    raise
+                handler(None, _UnreadableError(fault))
+
         future = self.cluster.future(ref)
-        future.add_done_callback(lambda done: reactor().call_soon(partial(handler, *get_outcome(done))))
+        future.add_done_callback(lambda done: reactor().call_soon(partial(deliver, *get_outcome(done))))
 
     def on_started(self, key: str, started: Started) -> None:
         """Record where the call of a key runs; no effect if the call is over."""
@@ -317,11 +337,14 @@ class RemoteWork:
         """Make the error of a call whose answer the cluster has lost.
 
         Returns:
-            A WorkerStartError if the cluster's own code failed, else a BrokenWorkerError that names the node if it is
-            known.
+            A WorkerStartError if the cluster's own code failed, or the answer cannot be read; else a BrokenWorkerError
+            that names the node if it is known.
         """
         outstanding, title = self.outstanding, self.driver.cluster.title
         name = outstanding[0].name if outstanding else "it"
+        if isinstance(error, _UnreadableError):
+            hint = "install the same version of anyaccel on every node"
+            return WorkerStartError(f"{name} has no result: {error}", hint=hint)
         if own := self.driver.cluster.explain_loss(error):
             return WorkerStartError(f"no worker can be started for {name} on a node: {own}")
         where = f"on the node {self.started.node}" if self.started else "on a node of the cluster"
