@@ -473,7 +473,7 @@ def test_a_generator_among_coroutines_is_refused(pool, function, batch):
 
 def test_a_generator_of_an_actor_is_refused_in_its_place(pool):
     actors = pool().actors(Halver, 1)
-    with pytest.raises(TypeError, match=r"call it with pool.stream\(halves, ...\)"):
+    with pytest.raises(TypeError, match=r"a method of an actor has one result: return a list"):
         list(actors.map("halves", [2, 4], batch=2))
 
 

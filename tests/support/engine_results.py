@@ -5,6 +5,7 @@ import concurrent.futures
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import anyaccel as aa
@@ -190,6 +191,34 @@ def test_a_stream_whose_worker_dies_says_so(pool):
 def test_what_yields_is_no_result(pool):
     with pytest.raises(TypeError, match=r"counted yields its results one by one; call it with pool\.stream"):
         pool().submit(counted, 3, "/dev/null").result(WAIT)
+
+
+def raise_at_one(kind, number):
+    if number == 1:
+        raise kind("too soon")
+    return number
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+def test_a_call_that_raises_what_ends_an_iteration_does_not_hide_the_results_behind_it(pool, kind):
+    """As in generators; with the future itself, the exception is what the call raised."""
+    one = pool()
+
+    async def run():
+        with pytest.raises((RuntimeError, StopAsyncIteration), match=kind.__name__ + "|too soon"):
+            await asyncio.wait_for(one.submit(raise_at_one, kind, 1), WAIT)
+        results = one.map(partial(raise_at_one, kind), range(3))
+        assert await anext(results) == 0
+        with pytest.raises(RuntimeError, match=f"a call raised {kind.__name__}") as caught:
+            await anext(results)
+        assert [result async for result in results] == []
+        return caught.value.__cause__
+
+    assert isinstance(asyncio.run(run()), kind)
+    assert isinstance(one.submit(raise_at_one, kind, 1).exception(WAIT), kind)
+    for results in (one.map(partial(raise_at_one, kind), range(3)), one.stream(raise_at_one, kind, 1)):
+        with pytest.raises((RuntimeError, StopAsyncIteration), match=kind.__name__ + "|too soon"):
+            list(results)
 
 
 def test_coroutines_wait_for_calls(pool, tmp_path):

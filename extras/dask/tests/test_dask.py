@@ -261,7 +261,9 @@ def test_without_an_address_it_is_this_machine_and_nothing_is_left(acme, tmp_pat
     (tmp_path / "own.py").write_text(OWN)
     command = [sys.executable, "-X", "dev", "-W", "error", str(tmp_path / "own.py")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WAIT, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    # asyncio names each callback that took 0.1 s, as many do on a loaded machine.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.returncode, said) == (0, [])
     first, second, last = done.stdout.splitlines()
     assert first.endswith(" 1")
     assert second == "[1, 2]"

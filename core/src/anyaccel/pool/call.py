@@ -23,6 +23,8 @@ from anyaccel.pool.messages import Message, MessageKind, Pickled, loads, summari
 from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
 
 if TYPE_CHECKING:
+    import asyncio
+
     from anyaccel.scheduler import Verdict
 
 
@@ -131,9 +133,20 @@ class AwaitableFuture(Future[T]):
         raise TypeError("a future belongs to the process that made it and cannot be sent to another; pass its result()")
 
     def __await__(self) -> Generator[Any, None, T]:
-        from asyncio import wrap_future
+        # Not asyncio.wrap_future(): in Python 3.11, a call that raises StopIteration is awaited without end there.
+        import asyncio
 
-        return wrap_future(self).__await__()
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self.add_done_callback(partial(_wake, loop, waiter))
+        try:
+            yield from waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self.cancelled():
+            raise asyncio.CancelledError
+        return self.result()
 
     def result(self, timeout: Duration | None = None) -> T:
         """Wait for the call, and return the result.
@@ -178,6 +191,18 @@ class AwaitableFuture(Future[T]):
     def _is_over(self) -> bool:
         """Return what :meth:`done` does, without a lock, which a signal handler that raises might leave taken."""
         return self._state not in (PENDING, RUNNING)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None], _: object) -> None:
+    """Have an event loop go on where a future is awaited, from any thread; no effect in a closed loop."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_set_done, waiter)
+
+
+def _set_done(waiter: asyncio.Future[None]) -> None:
+    """Set the result, unless the waiting task was cancelled."""
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class CallFuture(AwaitableFuture[T]):

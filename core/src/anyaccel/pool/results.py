@@ -79,7 +79,8 @@ class UnorderedOptions(TypedDict, total=False):
 class Results(Iterator[T]):
     """The results of calls, one after the other.
 
-    For one ``for`` or ``async for``. An exception of a call is raised in its place and ends the iteration. When the
+    For one ``for`` or ``async for``. An exception of a call is raised in its place and ends the iteration; one that
+    would look like the end of all results, such as StopIteration, is raised as the cause of a RuntimeError. When the
     iteration ends early - by an exception, by :meth:`close`, or because nothing refers to it any more - the calls that
     are left are cancelled, running calls included; only running methods of actors go on.
 
@@ -105,10 +106,18 @@ class Results(Iterator[T]):
         try:
             while (future := self._next_future()) is not None:
                 self._accept(future.result(self._seconds_left()))
-            return self._next()
+            if self._has_next():
+                return self._next()
+        except (
+            StopIteration
+        ) as error:  # as in a generator: the end of the iteration would hide that results are missing
+            self.close()
+            raise RuntimeError("a call raised StopIteration") from error
         except BaseException:
             self.close()
             raise
+        self.close()
+        raise StopIteration
 
     def __aiter__(self) -> Self:
         return self
@@ -120,13 +129,16 @@ class Results(Iterator[T]):
         try:
             while (future := self._next_future()) is not None:
                 self._accept(await asyncio.wait_for(future, self._seconds_left()))
-            return self._next()
-        except StopIteration:
+            if self._has_next():
+                return self._next()
+        except (StopIteration, StopAsyncIteration) as error:
             self.close()
-            raise StopAsyncIteration from None
+            raise RuntimeError(f"a call raised {type(error).__name__}") from error
         except BaseException:
             self.close()
             raise
+        self.close()
+        raise StopAsyncIteration
 
     def __enter__(self) -> Self:
         return self
@@ -167,23 +179,26 @@ class Results(Iterator[T]):
         Returns:
             The future; None if a value or an exception is ready, or everything was returned.
         """
-        return None if self._values or self._failure or not self._futures else self._futures[0]
+        return None if self._has_next() or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
         """Store the results in the value of the first future, and remove the future."""
 
+    def _has_next(self) -> bool:
+        """Return whether a value or the exception of a call is stored."""
+        return bool(self._values) or self._failure is not None
+
     def _next(self) -> T:
-        """Remove and return the next stored value; after the last, raise the stored exception of a call, if any.
+        """Remove and return the next stored value; after the last, raise the stored exception of a call.
 
         The caller closes the iteration after any exception, so no result follows.
 
         Raises:
-            StopIteration: When all values were returned.
             BaseException: The exception of the call whose place has come.
         """
-        if self._values:
-            return self._values.popleft()
-        raise self._failure or StopIteration
+        if self._failure is not None and not self._values:
+            raise self._failure
+        return self._values.popleft()
 
     def _seconds_left(self) -> float | None:
         """Return the seconds until the timeout, negative after it; None without a timeout."""
