@@ -442,11 +442,12 @@ def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
             detected, answer["visible"] = _describe(plugin, detected, recorder.environ)
     except PluginError as error:
         answer = _problem(error)
-    if detected is not None:
-        with contextlib.suppress(PluginError):
-            plugin.stats(detected.devices, ctx())
-    with contextlib.suppress(PluginError):
-        plugin.diagnose(ctx())
+    for name in contract.RECORDED:
+        given = {"ctx": ctx(), **({} if detected is None else {"devices": detected.devices})}
+        wanted = plugin.arguments(name)
+        if name != "detect" and given.keys() >= set(wanted):
+            with contextlib.suppress(PluginError):
+                plugin.ask(name, *(given[each] for each in wanted))
     return {**answer, "recording": recorder.recording(), "detected": encode(detected)}
 
 
