@@ -175,6 +175,21 @@ def test_why_names_only_what_the_queue_lets_pass_and_the_time_limit_with_which_i
         Ledger.open().cancel(ahead.id)
 
 
+def test_a_shell_with_the_masks_of_an_ended_lease_is_told_which_variable_hides_devices(anyaccel, monkeypatch):
+    held = anyaccel("hold", "A1:1", "--export").stdout
+    assert anyaccel("release").returncode == 0
+    monkeypatch.setenv("ACME_VISIBLE", re.search(r"ACME_VISIBLE='(.*)'", held).group(1))
+    hint = "in a shell whose lease has ended, 'unset ACME_VISIBLE' shows them again"
+    for command in (("why", "A1:2"), ("run", "A1:2", "--", "true")):
+        done = anyaccel(*command)
+        assert done.returncode == 3
+        assert "hidden by the environment: acme/1." in done.stdout + done.stderr
+        assert hint in done.stdout + done.stderr
+    monkeypatch.delenv("ACME_VISIBLE")
+    inside = anyaccel("run", "A1:1", "--", *RUN[:4], "A1:2", "--", "true")
+    assert ("hidden" in inside.stderr, "unset" in inside.stderr) == (True, False), "there, the mask is right"
+
+
 def test_a_share_by_memory_is_shown_as_the_memory_that_was_asked_for(anyaccel):
     held = anyaccel("hold", "A1:5GiB", "A1:1", "--note", "half")  # of 16 GiB
     assert held.stderr.startswith("anyaccel: acme/0, 5GiB of acme/1 held;") or held.stderr.startswith(

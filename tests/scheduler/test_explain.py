@@ -54,7 +54,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
             [HIDDEN],
             ["not-enough", "hidden"],
             (
-                "GPU:2 can never fit: this machine has 2 GPU (2 H100); hidden by the environment: h100-1.\n"
+                "GPU:2 can never fit: this machine has 2 GPU (2 H100); hidden by the environment: acme/1.\n"
                 "nearest that fits: GPU:1"
             ),
         ),

@@ -372,6 +372,9 @@ class LeaseRequest(LedgerRequest):
         if self.on_cpu:
             verdict = Scheduler(inventory, validate, KnownNames()).why(request)
             if not verdict.cpu:
+                from anyaccel.launcher.verdicts import name_masks
+
+                verdict = name_masks(verdict, inventory, environ)
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return
         self._state = find(environ)

@@ -10,6 +10,7 @@ from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError
+from anyaccel.inventory import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
@@ -181,7 +182,9 @@ def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
     """
     want = asked.want
     verdict = _judge(asked, want, ledger, priority)
-    if verdict.fits_now or not verdict.ever_fits:
+    if not verdict.ever_fits:
+        return name_masks(verdict, asked.inventory, asked.environ)
+    if verdict.fits_now:
         return verdict
     now = since_1970()
     times = {block.begin - now for block in ledger.blocks() if block.begin is not None}
@@ -215,6 +218,20 @@ def _judge(asked: LedgerRequest, want: Want, ledger: Ledger, priority: int) -> V
         message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
+
+
+def name_masks(verdict: Verdict, inventory: Inventory, environ: Mapping[str, str]) -> Verdict:
+    """Return the verdict with a way out that names the variables that hide devices; unchanged inside of a lease."""
+    hidden = {each for reason in verdict.reasons if reason.code is ReasonCode.HIDDEN for each in reason.devices}
+    if not hidden or LEASE_VARIABLE in environ:
+        return verdict
+    vendors = {device.vendor for device in inventory.devices if device.id in hidden}
+    edits = (report.hidden for report in inventory.vendors if report.vendor in vendors)
+    masks = [name for each in edits if each is not None for name in each.set if name in environ]
+    if not masks:
+        return verdict
+    told = f"in a shell whose lease has ended, 'unset {' '.join(masks)}' shows them again"
+    return replace(verdict, ways_out=(*verdict.ways_out, told))
 
 
 def _without_blocked(

@@ -24,6 +24,7 @@ from anyaccel.model import (
     format_memory_beside,
     format_row,
     format_units,
+    join_names,
     read_label,
     read_row,
     replace,
@@ -561,7 +562,7 @@ def _broken(devices: Sequence[Device]) -> str:
 _VISIBLE = DeviceRule(
     ReasonCode.HIDDEN,
     lambda device: device.visible,
-    lambda devices: f"hidden by the environment: {_ids(devices)}",
+    lambda devices: f"hidden by the environment: {join_names(device.name for device in devices)}",
 )
 _HEALTHY = DeviceRule(
     ReasonCode.UNHEALTHY,
