@@ -72,6 +72,20 @@ def test_each_public_name_for_authors_has_a_place(module, page):
     assert set(module.__all__) - here - others == set()
 
 
+def test_what_pages_import_is_in_the_reference():
+    """Or, as a constant of ``anyaccel.accelerators``, comes from the plug-ins."""
+    public = set(DIRECTIVES)
+    public |= {
+        f"{module.__name__}.{name}" for module in (anyaccel, kit, plugin, anyaccel_testing) for name in module.__all__
+    }
+    missing = []
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        lines = re.findall(r"^ *from (anyaccel[\w.]*) import (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        names = {f"{module}.{name}" for module, imported in lines for name in imported.split(", ")}
+        missing += [f"{page.name}: {name}" for name in names - public if not name.startswith(NOT_LISTED)]
+    assert missing == []
+
+
 def test_what_the_reference_shows_is_documented():
     bare = []
     for name in DIRECTIVES:
@@ -93,6 +107,10 @@ OTHER_NAMES = {
     *("anyaccel.json", "anyaccel.wait"),  # a file, a logger
     "anyaccel_acme.command",
 }
+
+
+NOT_LISTED = ("anyaccel.accelerators.", "anyaccel_lumen.")
+"""Constants that the plug-ins bring, and the plug-in of the tutorial."""
 
 
 def is_there(name):

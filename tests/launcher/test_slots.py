@@ -217,6 +217,14 @@ def test_products_that_cannot_be_are_refused(edit, rule, install, anyaccel, monk
     assert rule in anyaccel("--machine", "sim:Sliced").stderr
 
 
+def test_a_product_that_is_not_simulated_is_not_checked(install, monkeypatch):
+    install("broken", SLICES.replace('"slices"', '"broken"').replace("slots=8,", "slots=3,"))
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "broken")
+    with pytest.raises(aa.MachineError, match=r"Product\.slots must be one of"):
+        aa.detect("sim:Sliced")
+    assert [device.type for device in aa.detect("sim:Slab").devices] == ["Slab"]
+
+
 def test_a_vendor_with_slots_passes_the_checks_of_masks():
     results = run_checks("slices", only=MASKS)
     assert [result for result in results if result.state is not State.OK] == []

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 from lengths import length
+from waiting import PATIENCE
 
 TRIALS = length(6, 20)
 FORKS = 3
@@ -198,3 +199,28 @@ def test_an_interrupt_of_a_wait_is_raised_as_it_is(script, what):
 def test_forks_during_calls_cost_neither_the_pool_nor_the_fork_anything(script):
     out, err = script(FORKING, arguments=(FORKS,)).communicate()
     assert (out, err) == ("served\n", "")
+
+
+@pytest.mark.parametrize("call", ["os.eventfd", "tempfile.mkdtemp"])
+def test_the_handler_of_a_signal_may_submit_while_the_first_call_is_submitted(script, call):
+    """While the reactor starts, or the machine's broker opens; what the signal interrupts waits for the handler."""
+    with script(f"""
+        import os, signal, tempfile
+        import anyaccel as aa
+
+        first, other = (aa.Pool(machine="sim:A1:2", shared=False) for _ in range(2))
+        answers, call = [], {call}
+
+        def interrupted(*arguments, **options):
+            {call} = call
+            signal.raise_signal(signal.SIGUSR1)
+            return call(*arguments, **options)
+
+        signal.signal(signal.SIGUSR1, lambda *_: answers.append(other.submit(abs, -2)))
+        {call} = interrupted
+        print(first.submit(abs, -1).result(), *(answer.result() for answer in answers))
+    """) as program:
+        try:
+            assert program.communicate(timeout=PATIENCE) == ("1 2\n", "")
+        finally:
+            program.kill()

@@ -5,7 +5,7 @@ import pytest
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
 from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind, Share
-from anyaccel.vendors.contract import HOOKS
+from anyaccel.vendors.contract import HOOKS, RECORDED
 from anyaccel.vendors.discovery import installed
 from anyaccel.vendors.process import find_process
 from anyaccel.vendors.tasks import VendorPlugin
@@ -160,3 +160,8 @@ def test_plugins_says_what_is_wrong_with_the_products_of_a_careless_one(careless
     careless("ContainerEdits()", slots=7)
     done = anyaccel("plugins")
     assert "careless: Product.slots must be one of" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_hook_that_touches_the_machine_has_arguments_that_a_recording_can_give(name):
+    assert set(VendorPlugin.arguments(name)) <= {"devices", "ctx"}

@@ -495,6 +495,17 @@ def test_a_sweep_waits_for_devices_and_gives_up_in_time(sweep):
         assert (status, "does not fit now" in said) == (4, True)
 
 
+def test_a_sweep_that_waits_for_its_first_device_says_so_in_its_log_and_among_the_jobs(acme, anyaccel):
+    with aa.acquire("A1:2", note="all"):
+        job = anyaccel("sweep", "A1:1", "--detach", "--each", "n=1,2", "--", "echo", "{n}").stdout.strip()
+        until(lambda: "waiting" in anyaccel("logs", job).stdout, "the wait")
+        assert "\nanyaccel: waiting for devices, place 1 in line: you have 2\n" in anyaccel("logs", job).stdout
+        assert "reason         you have 2\n" in anyaccel("jobs", job).stdout
+        assert "  0 of 2 done; you have 2  " in anyaccel("jobs").stdout
+    assert anyaccel("wait", job).returncode == 0
+    assert "  2 of 2 done  sweep" in anyaccel("jobs").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

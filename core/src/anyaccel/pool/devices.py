@@ -288,7 +288,7 @@ def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
 
 
 _private: list[str] = []
-"""The private directory of this process, if there is one."""
+"""The private directory of this process, if there is one; further ones are not used."""
 tidy_in_child(_private.clear)  # it is the parent's
 
 
@@ -318,4 +318,5 @@ def _remove_private_directory() -> None:
     if _private:
         import shutil
 
-        shutil.rmtree(_private.pop(), ignore_errors=True)
+        while _private:  # two if the handler of a signal has made one while another was made
+            shutil.rmtree(_private.pop(), ignore_errors=True)

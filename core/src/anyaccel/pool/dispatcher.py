@@ -1205,7 +1205,7 @@ def open_engine(settings: PoolSettings) -> LocalEngine:
 
 
 _brokers: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()
-_opening = renew_in_child(threading.Lock())
+_opening = renew_in_child(threading.RLock())
 
 
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
@@ -1230,7 +1230,8 @@ def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, 
     with _opening:
         found = _brokers.get(key)
         if found is None:
-            found = _brokers[key] = Broker(detect(where, declare=declare), shared=shared)
+            # The handler of a signal that interrupts this may have opened one.
+            found = _brokers.setdefault(key, Broker(detect(where, declare=declare), shared=shared))
         return found
 
 

@@ -187,7 +187,7 @@ def allow_forks() -> Iterator[None]:
 
 
 _current: list[Reactor] = []
-_starting = renew_in_child(threading.Lock())
+_starting = renew_in_child(threading.RLock())
 
 
 def find_reactor() -> Reactor:
@@ -195,6 +195,7 @@ def find_reactor() -> Reactor:
     if not _current:
         with _starting:
             if not _current:
+                # Second, and never used, if the handler of a signal that interrupts this has started one.
                 _current.append(Reactor())
     return _current[0]
 

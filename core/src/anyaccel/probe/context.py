@@ -114,6 +114,7 @@ class ProbeContext:
 
     def __init__(self, facts: Facts, deadline: float) -> None:
         self._facts = facts
+        self._functions: dict[object, list[PciFunction]] = {}
         self.environ = facts.environ
         self.deadline = deadline
 
@@ -212,7 +213,7 @@ class ProbeContext:
         return self._facts.query(name, fn)
 
     def pci(self, vendor: int | None = None, classes: Sequence[int] = ()) -> list[PciFunction]:
-        """Return PCI functions in the order of their addresses.
+        """Return PCI functions in the order of their addresses, read once: a call of a hook sees one state of the bus.
 
         Args:
             vendor: Vendor id; None for any.
@@ -222,6 +223,12 @@ class ProbeContext:
             OSError: When sysfs lists a function whose files cannot be read.
             ValueError: When the device id of a function is no number.
         """
+        asked = vendor, tuple(classes)
+        if asked not in self._functions:
+            self._functions[asked] = self._find_functions(vendor, classes)
+        return list(self._functions[asked])
+
+    def _find_functions(self, vendor: int | None, classes: Sequence[int]) -> list[PciFunction]:
         found = []
         for path in self.glob(f"{PCI_DEVICES}/*"):
             # The vendor first: the other files of a function are read, and recorded, only where it may matter.

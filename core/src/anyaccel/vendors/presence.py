@@ -24,7 +24,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import PCI_DEVICES, Value, read, replace
 from anyaccel.vendors.discovery import Source
@@ -165,7 +165,8 @@ def select_present(
         environ: The environment of the detection.
     """
     home = environ.get("HOME", "")
-    list_functions = functools.cache(lambda: _functions(facts))  # once, and only if no variable decides
+    ids = {int(sign.vendor, 16) for signs in said.values() if signs for sign in signs.pci}
+    list_functions = functools.cache(lambda: _functions(facts, ids))  # once, and only if no variable decides
 
     def shows(signs: Presence) -> bool:
         if any(name in environ for name in signs.variables) or _on_bus(signs, list_functions()):
@@ -194,15 +195,19 @@ def select_makers(said: Mapping[str, Presence | None], products: Iterable[str]) 
     return found | {vendor: signs for vendor, signs in said.items() if signs is None or signs.names is None}
 
 
-def _functions(facts: Facts) -> set[tuple[int, int | None]] | None:
-    """Return vendor id and class of each PCI function, None for an unknown class; None without a list of functions."""
+def _functions(facts: Facts, ids: Collection[int]) -> set[tuple[int, int | None]] | None:
+    """Return vendor id and class of each PCI function; None without a list of functions.
+
+    The class is None where it is unknown, and for a vendor id that is not among ``ids``: most functions need one read.
+    """
     found: set[tuple[int, int | None]] = set()
     try:
         for path in facts.glob(f"{PCI_DEVICES}/*"):
-            vendor = facts.read(f"{path}/vendor")
-            if vendor is not None:
-                code = facts.read(f"{path}/class")
-                found.add((int(vendor, 16), None if code is None else int(code, 16) >> 8))
+            told = facts.read(f"{path}/vendor")
+            if told is not None:
+                vendor = int(told, 16)
+                code = facts.read(f"{path}/class") if vendor in ids else None
+                found.add((vendor, None if code is None else int(code, 16) >> 8))
     except (OSError, ValueError):
         return None
     return found or None  # an empty bus is more likely unreadable than real

@@ -47,6 +47,11 @@ from anyaccel.text import suggest
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, make_problem
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.probe import Simulated
+    from anyaccel.vendors.simulate import Cards
+
 Payload = Mapping[str, Any]
 
 PREFIX = "anyaccel_"
@@ -111,33 +116,57 @@ class VendorPlugin:
             raise AttributeError(f"there is no hook {PREFIX}{name}")
         return partial(self.ask, name)
 
-    def ask(self, name: str, *arguments: Any, rules: bool = False) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
         """Call a hook, and compare the answer with the contract.
 
         Args:
             name: Name of the hook, without ``anyaccel_``.
             arguments: Arguments in the order of the specification.
-            rules: Whether to compare the answer with all rules, also where the plug-in was loaded without.
 
         Raises:
             PluginError: When the hook raises or breaks the contract.
         """
         given = dict(zip(self.arguments(name), arguments, strict=True))
-        hook = contract.HOOKS[name]
-        value = self._call(hook, given)
-        found = hook.type_faults(value)
-        if not found and (self._rules or rules):  # rules rely on the type
-            facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
-            found = hook.broken_rules(value, facts | given)
-        if found:
-            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+        value = self._call(name, given)
+        self._compare(name, value, given, rules=self._rules)
         return value
 
-    def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
+    def find_cards(self, wanted: Sequence[Simulated]) -> tuple[list[Cards], list[str]]:
+        """Return the simulated products that are this vendor's, and the names of all of its products.
+
+        Products that are not simulated are not compared with the contract, which takes a millisecond for a catalog.
+
+        Raises:
+            PluginError: When the hook raises, or a simulated product breaks the contract.
+        """
+        from anyaccel.vendors.simulate import find_cards
+
+        products = self._call("products", {})
+        try:
+            found = [cards for item in wanted if (cards := find_cards(item.product, item.count, products))]
+            parts = {name for cards in found for name in cards.product.parts}
+            made_of = [cards.product for cards in found] + [product for product in products if product.name in parts]
+            self._compare("products", made_of or products, {}, rules=True)
+            return found, _names(products)
+        except Exception:  # a fault is described by its place in the whole list
+            self._compare("products", products, {}, rules=True)
+            raise
+
+    def _compare(self, name: str, value: Any, given: Mapping[str, Any], *, rules: bool) -> None:
+        """Compare the answer of a hook with the types of the contract, and with the rules if asked."""
+        hook = contract.HOOKS[name]
+        found = hook.type_faults(value)
+        if not found and rules:  # rules rely on the type
+            facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
+            found = hook.broken_rules(value, {**facts, **given})
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+
+    def _call(self, hook: str, given: Mapping[str, Any]) -> Any:
         """Call a hook; without the hook, return the default of the contract."""
-        name = PREFIX + hook.name
+        name = PREFIX + hook
         if not self.implements(name):
-            return hook.default(given)
+            return contract.HOOKS[hook].default(given)
         me = os.getpid()
         try:
             return getattr(self._manager.hook, name)(**given)
@@ -344,13 +373,10 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
         with contextlib.suppress(PluginError):  # 'anyaccel plugins' and 'anyaccel check' report the fault
             answer["products"] = _names(plugin.products())
     if machine.simulated or payload.get("simulate"):
-        from anyaccel.vendors.simulate import find_cards, simulate
+        from anyaccel.vendors.simulate import simulate
 
-        # Devices are made of the products here, before the calling process can compare these with the rules.
-        products = plugin.ask("products", rules=True)
-        wanted = [cards for item in machine.products if (cards := find_cards(item.product, item.count, products))]
+        wanted, answer["products"] = plugin.find_cards(machine.products)
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
-        answer["products"] = _names(products)
         environ = payload["environ"]
     else:
         facts = machine.facts(payload["environ"])
@@ -416,11 +442,12 @@ def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
             detected, answer["visible"] = _describe(plugin, detected, recorder.environ)
     except PluginError as error:
         answer = _problem(error)
-    if detected is not None:
-        with contextlib.suppress(PluginError):
-            plugin.stats(detected.devices, ctx())
-    with contextlib.suppress(PluginError):
-        plugin.diagnose(ctx())
+    for name in contract.RECORDED:
+        given = {"ctx": ctx(), **({} if detected is None else {"devices": detected.devices})}
+        wanted = plugin.arguments(name)
+        if name != "detect" and given.keys() >= set(wanted):
+            with contextlib.suppress(PluginError):
+                plugin.ask(name, *(given[each] for each in wanted))
     return {**answer, "recording": recorder.recording(), "detected": encode(detected)}
 
 
