@@ -42,7 +42,7 @@ def test_durations_are_shown_with_units_as_they_are_written(configured, anyaccel
     configured('[defaults]\nwait = "90s"\n')
     shown = {words[0]: words[1] for line in anyaccel("config").stdout.splitlines() if (words := line.split())}
     assert shown["defaults.wait"] == "1m30s"
-    assert (shown["queue.backfill"], shown["queue.patience"]) == ("0s", "1d00h")
+    assert (shown["queue.backfill"], shown["queue.patience"]) == ("0s", "1d")
     settings = json.loads(anyaccel("config", "--json").stdout)["settings"]
     assert {each["key"]: each["value"] for each in settings}["defaults.wait"] == 90.0
 

@@ -243,3 +243,58 @@ with aa.Pool(machine="sim:A1:2", max_calls=0, max_workers=1, retries=1) as p:
         return "twice"
     print(p.submit(once, __file__ + ".done").result())
 """) == ["True", "True", "True", "True BrokenWorkerError", "twice"]
+
+
+def test_what_cloudpickle_loses_of_a_script_comes_through(answers):
+    """Slots of classes, caches of functions and, in Python 3.11, cached properties."""
+    assert answers("""
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+@dataclass(slots=True)
+class Point:
+    x: int
+@dataclass(slots=True)
+class Named(Point):
+    name: str = "n"
+class Hidden:
+    __slots__ = ("__x",)
+    def __init__(self, x):
+        self.__x = x
+    def x(self):
+        return self.__x
+class Pair(NamedTuple):
+    x: int
+class Model:
+    @functools.cached_property
+    def weights(self):
+        return [1, 2]
+    @functools.lru_cache(maxsize=3)
+    def score(self, x):
+        return x * 2
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+def add(x):
+    return fibonacci(10) + x
+def closed(k):
+    @functools.cache
+    def times(x):
+        return k * x
+    return times
+with pool() as p:
+    for kind in (Point, Named, Pair):
+        made = p.submit(kind, 3).result()
+        back = p.submit(lambda it: it, kind(4)).result()
+        print(made.x, isinstance(made, kind), back == kind(4), hasattr(made, "__dict__"))
+    print(p.submit(Hidden, 5).result().x(), p.submit(Hidden(6).x).result())
+    print(p.submit(lambda: Model().weights).result(), p.submit(Model().score, 4).result())
+    print(p.submit(fibonacci, 10).result(), *p.map(add, [1, 2]), p.submit(closed(3), 4).result())
+    print(p.submit(lambda: fibonacci).result().cache_parameters(), Model.score.cache_parameters()["maxsize"])
+""") == [
+        *["3 True True False"] * 3,
+        "5 6",
+        "[1, 2] 8",
+        "55 56 57 12",
+        "{'maxsize': None, 'typed': False} 3",
+    ]

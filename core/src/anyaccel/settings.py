@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from anyaccel.errors import ConfigurationError
 from anyaccel.model import Value, replace
-from anyaccel.text import duration, elapsed, printable, shown, suggest
+from anyaccel.text import duration, printable, shown, span, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def one_of(*choices: str | bool) -> Rule:
     return Rule(words=f"{', '.join(words)} or {last}", read=read, example=words[0].replace("'", '"'))
 
 
-DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=duration, example='"2h"', write=elapsed)
+DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=duration, example='"2h"', write=span)
 DEVICES = Rule(words="a number of devices from 0 to 1000000, such as 2 or 0.5", read=_number(0, 1_000_000), example="2")
 PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_number(-1_000_000, 1_000_000, int), example="0")
 TRUTH = one_of(True, False)
@@ -110,13 +110,13 @@ LABELS = Rule(
     example='["team=vision", "reserved"]',
 )
 WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1")
-BACKFILL = Rule(words="0, or a duration such as '90s', '15m' or '2h'", read=_seconds, example="0", write=elapsed)
+BACKFILL = Rule(words="0, or a duration such as '90s', '15m' or '2h'", read=_seconds, example="0", write=span)
 PROBE_SECONDS = Rule(words="seconds, from 0.001 to 3600", read=_number(0.001, 3600), example="10")
 INTERVAL = Rule(
     words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",
     read=_interval,
     example='"60s"',
-    write=elapsed,
+    write=span,
 )
 _LIMITS = (
     ("devices", DEVICES, "devices that a user may hold at once"),

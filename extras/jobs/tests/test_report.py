@@ -300,6 +300,16 @@ def test_a_period_is_told_by_dates_and_shares_are_of_the_machine(anyaccel, acme,
     )
 
 
+def test_a_period_that_is_not_over_ends_now(anyaccel, acme, monkeypatch):
+    """Else a month that has just begun would have the device hours of a whole one, and shares that are too small."""
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    now = time.time()
+    journal.write(use(began=now - 3600, ended=now), shared=False)
+    found = json.loads(anyaccel("report", "--since", "2h", "--until", "2100-01-01", "--json").stdout)
+    assert found["until"][:4] != "2100"
+    assert found["rows"][0]["share"] == pytest.approx(0.25, rel=0.1)
+
+
 def test_examples_of_monitoring_name_what_is_served(anyaccel, acme, monkeypatch):
     """The dashboard has what Grafana requires of its JSON model, and asks for metrics that are served."""
     monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")

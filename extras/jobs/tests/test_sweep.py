@@ -297,6 +297,12 @@ def test_each_sweep_has_a_new_dated_folder(acme, anyaccel):
     assert (done.returncode, "there is no anyaccel-sweep-DATE-TIME to go on with in" in done.stderr) == (2, True)
 
 
+def test_a_sweep_that_is_refused_leaves_no_folder(acme, anyaccel):
+    for request, machine in (("A1:99", ()), ("A1:1", ("--machine", "/nowhere"))):
+        assert anyaccel("sweep", request, *machine, "--each", "n=1", "--", "echo", "{n}").returncode != 0
+    assert list(Path().glob("anyaccel-sweep-*")) == []
+
+
 def test_dry_run_prints_the_commands(sweep):
     assert sweep("--dry-run", "--each", "a=1,x y", "--", "echo", "{a}")[1] == "echo 1\necho 'x y'\n"
     assert not FOLDER.exists()
@@ -487,6 +493,17 @@ def test_a_sweep_waits_for_devices_and_gives_up_in_time(sweep):
     with aa.acquire("A1:2"):
         status, said = sweep("--wait", "0.1s", "--each", "n=1", "--", "true")
         assert (status, "does not fit now" in said) == (4, True)
+
+
+def test_a_sweep_that_waits_for_its_first_device_says_so_in_its_log_and_among_the_jobs(acme, anyaccel):
+    with aa.acquire("A1:2", note="all"):
+        job = anyaccel("sweep", "A1:1", "--detach", "--each", "n=1,2", "--", "echo", "{n}").stdout.strip()
+        until(lambda: "waiting" in anyaccel("logs", job).stdout, "the wait")
+        assert "\nanyaccel: waiting for devices, place 1 in line: you have 2\n" in anyaccel("logs", job).stdout
+        assert "reason         you have 2\n" in anyaccel("jobs", job).stdout
+        assert "  0 of 2 done; you have 2  " in anyaccel("jobs").stdout
+    assert anyaccel("wait", job).returncode == 0
+    assert "  2 of 2 done  sweep" in anyaccel("jobs").stdout
 
 
 @pytest.mark.parametrize(

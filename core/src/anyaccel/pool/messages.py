@@ -24,7 +24,7 @@ from array import array
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, cast
 
 PROTOCOL = 5
@@ -211,11 +211,19 @@ def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
     return file.getvalue()
 
 
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Return a function with a cache of its own; see :func:`functools.lru_cache`."""
+    return lru_cache(**parameters)(function)
+
+
 @cache
 def _pickler_by_value() -> Any:
-    """Return a subclass of cloudpickle's pickler that keeps the file names of code objects; made once.
+    """Return a subclass of cloudpickle's pickler that sends what version 3.1.3 loses; made once.
 
-    Version 3.1.3 drops them, so that tracebacks would show no source lines of functions that were sent by value.
+    Without it, tracebacks show no source lines of functions that were sent by value, since their files have no name
+    there; instances of classes with ``__slots__`` cannot be read where their class was made, since it comes without
+    slots elsewhere; functions with a cache are looked up by name in a module that has no such name; and in Python 3.11,
+    classes with a cached property are refused for its lock.
     """
     import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
@@ -226,8 +234,33 @@ def _pickler_by_value() -> Any:
         make, arguments = known[types.CodeType](code)
         return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
+    def reduce_cached(function: Any) -> str | tuple[Any, ...]:
+        """Reduce a function of :func:`functools.lru_cache` by value, with an empty cache, where others go by value."""
+        parts = function.__module__.split(".")
+        owners = {".".join(parts[: size + 1]) for size in range(len(parts))}
+        sent = owners & {SCRIPT.decode(), *cloudpickle.list_registry_pickle_by_value()}
+        if sent or "<locals>" in function.__qualname__:
+            return _cached, (function.__wrapped__, function.cache_parameters())
+        return cast("str", function.__qualname__)
+
+    def reduce_property(prop: cached_property[Any]) -> tuple[Any, ...]:
+        """Reduce a cached property without the lock that it has in Python 3.11."""
+        return cached_property, (prop.func,), {"attrname": prop.attrname}
+
+    table = {
+        types.CodeType: reduce_code, type(_pickler_by_value): reduce_cached, cached_property: reduce_property,
+    }  # fmt: skip
+
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
-        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_code}, known)
+        dispatch_table: ClassVar[Any] = ChainMap(table, known)
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced: Any = super().reducer_override(obj)
+            # Without slots of its own, a class may be a named tuple, which takes no such name from outside.
+            slots = obj.__dict__.get("__slots__") if isinstance(obj, type) else None
+            if slots and reduced is not NotImplemented and reduced[0].__name__ == "_make_skeleton_class":
+                reduced[1][3]["__slots__"] = slots  # the namespace that the class begins with
+            return reduced
 
     return Pickler
 

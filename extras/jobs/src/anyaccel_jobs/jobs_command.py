@@ -106,13 +106,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _explain_waits(found: Sequence[Job]) -> dict[str, str]:
-    """Say why each waiting job waits, by number: for an earlier job, for its begin, or as ``anyaccel queue`` does."""
-    waiting = [job for job in found if job.state == "waiting" and job.here]
+    """Say why each waiting job waits, by number: for an earlier job, for its begin, or as ``anyaccel queue`` does.
+
+    A sweep that has begun waits if it has no device.
+    """
+    waiting = [job for job in found if job.here and (job.state == "waiting" or (job.live and job.job_log))]
     if not waiting:
         return {}
     reasons: dict[int, str] = {}
     with contextlib.suppress(AnyaccelError):  # jobs are listed although the ledger cannot be read
-        reasons = {each.pid: each.reason for each in Ledger.open().tickets() if each.uid == os.geteuid()}
+        ledger = Ledger.open()
+        holders = {each.pid for each in ledger.leases() if each.id}
+        tickets = (each for each in ledger.tickets() if each.uid == os.geteuid() and each.pid not in holders)
+        reasons = {each.pid: each.reason for each in tickets}
     live = {job.id for job in active_jobs()}
     texts = {}
     for job in waiting:
@@ -303,7 +309,7 @@ def _row(job: Job, reasons: Mapping[str, str]) -> tuple[str, ...]:
         clock(job.started),
         "-" if took is None else elapsed(took),
         "-" if job.exit_status is None else str(job.exit_status),
-        reasons.get(job.id) or _describe_progress(job),
+        "; ".join(filter(None, (_describe_progress(job).strip("-"), reasons.get(job.id)))) or "-",
         written_job(job),
     )
 

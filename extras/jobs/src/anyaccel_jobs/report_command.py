@@ -112,7 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    until = time.time() if args.until is None else args.until
+    now = time.time()
+    until = now if args.until is None else min(args.until, now)  # the machine had no device hours in the future
     since = until - _WEEK if args.since is None else args.since
     if since >= until:
         raise UsageError("--since must be before --until", hint="a date alone is its first moment, at 00:00")

@@ -18,7 +18,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -42,6 +42,7 @@ from anyaccel.cli import (
 )
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher import count_capacity, time_limit
+from anyaccel.ledger import LeaseRecord, describe_obstacles
 from anyaccel.linux import write_whole
 from anyaccel.model import format_slots, replace
 from anyaccel.text import elapsed, span
@@ -190,9 +191,9 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
 def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
     request = anyaccel.parse_request(args.request)
-    args.out = args.out or _make_folder()
     inventory = survey(args, request=request) if args.engine == "local" else None
     at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
+    args.out = args.out or _make_folder()  # not before: a sweep that is refused leaves nothing behind
     log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
     if not args.recalled:
         _record(args)
@@ -461,6 +462,7 @@ class _Progress:
         self._out = out
         self._line = output.StatusLine()
         self._waits = ""
+        self._told = False
         self._shown = 0.0
 
     def show(self) -> None:
@@ -472,10 +474,14 @@ class _Progress:
         self._shown = now
         self._line.show(self._words() if self._line.in_place or self._line.used else self._beginning())
 
-    def wait(self, place: int, _: object) -> None:
-        """Show the wait for devices."""
-        self._waits = f", waiting for devices, place {place} in line"
+    def wait(self, place: int, holders: Iterable[LeaseRecord]) -> None:
+        """Show the wait for devices; in a log once, if no command runs."""
+        taken = describe_obstacles(holders, {})
+        self._waits = f", waiting for devices, place {place} in line{f': {taken}' if taken else ''}"
         self.show()
+        if not (self._line.in_place or self.tally.running or self._told):
+            self._told = True
+            output.say(self._waits.lstrip(", "))
 
     def add(self, run: Ended, log: JobLog) -> None:
         """Count and log the end of a command, and report the first failures."""
