@@ -11,7 +11,12 @@ from concurrent.futures import CancelledError, Future
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import (
+from anyaccel.errors import UsageError, WorkerStartError
+from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
+from anyaccel.pool import Options, Pickled, PoolSettings, loads
+from anyaccel.scheduler import Choice, serves
+from anyaccel.vendors import KnownNames, validate
+from anyaccel_cluster import (
     Answer,
     Cluster,
     Driver,
@@ -23,11 +28,6 @@ from anyaccel.engines.remote import (
     get_outcome,
     last_line,
 )
-from anyaccel.errors import UsageError, WorkerStartError
-from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
-from anyaccel.pool import Options, Pickled, PoolSettings, loads
-from anyaccel.scheduler import Choice, serves
-from anyaccel.vendors import KnownNames, validate
 
 from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
 from anyaccel_dask.connection import connect
@@ -235,7 +235,7 @@ class DaskCluster(Cluster[DaskPlan]):
 
 
 class DaskHost:
-    """A task with the host of an actor; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """A task with the host of an actor; see :class:`~anyaccel_cluster.cluster.RemoteHost`."""
 
     def __init__(self, cluster: DaskCluster, key: str) -> None:
         self._cluster = cluster

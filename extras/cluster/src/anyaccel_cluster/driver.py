@@ -13,17 +13,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from anyaccel.engines.remote.cluster import (
-    FAILED,
-    Answer,
-    Cluster,
-    Order,
-    Plan,
-    PoolSpec,
-    RemoteHost,
-    Started,
-    get_outcome,
-)
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool import (
@@ -37,11 +26,23 @@ from anyaccel.pool import (
     PoolSettings,
     dumps,
     dumps_whole,
+    find_reactor,
     loads,
     set_outcome,
 )
-from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
+
+from anyaccel_cluster.cluster import (
+    FAILED,
+    Answer,
+    Cluster,
+    Order,
+    Plan,
+    PoolSpec,
+    RemoteHost,
+    Started,
+    get_outcome,
+)
 
 _CPU_PLAN = Plan()
 
@@ -185,7 +186,7 @@ class Driver(Engine):
                 handler(None, _UnreadableError(fault))
 
         future = self.cluster.future(ref)
-        future.add_done_callback(lambda done: reactor().call_soon(partial(deliver, *get_outcome(done))))
+        future.add_done_callback(lambda done: find_reactor().call_soon(partial(deliver, *get_outcome(done))))
 
     def on_started(self, key: str, started: Started) -> None:
         """Record where the call of a key runs; no effect if the call is over."""
@@ -209,9 +210,9 @@ class Driver(Engine):
             with self.lock:
                 lost = list(self.members)
             for member in lost:
-                reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+                find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
-        if wait and not reactor().inside:
+        if wait and not find_reactor().inside:
             self.cluster.close()
 
     def finish_shutdown(self) -> None:
@@ -319,7 +320,7 @@ class RemoteWork:
         except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
             # By the reactor: the end submits the next call, which may fail as well, and so thousands of times.
-            reactor().call_soon(partial(self.on_lost, error))
+            find_reactor().call_soon(partial(self.on_lost, error))
             return
         if self.stopped:  # by another thread, before there was a ref or a host
             self.stop(0)

@@ -3,13 +3,13 @@
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
-from anyaccel.engines.remote.cluster import Answer, Cluster, Plan, Started, make_failure
-from anyaccel.engines.remote.driver import Driver, RemoteActor
 from anyaccel.errors import BrokenWorkerError, TaskTimeoutError, WorkerError, WorkerStartError
 from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.messages import MessageKind, dumps
+from anyaccel_cluster.cluster import Answer, Cluster, Plan, Started, make_failure
+from anyaccel_cluster.driver import Driver, RemoteActor
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(240)
