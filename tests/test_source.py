@@ -63,7 +63,6 @@ ROOMS = {
     "scheduler": "model errors durations extras inventory policy backfill",
     "launcher": "model errors durations configuration policy probe vendors inventory scheduler ledger linux",
     "pool": "model errors durations extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
-    "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""
 FOR_TYPES = {"errors": "model"}
@@ -281,7 +280,6 @@ FROM_MODULES = {
     "inventory.detect": {"detect"},
     "inventory.diagnose": {"diagnose", "ORDER"},
     "inventory.record": {"record"},
-    "pool.reactor": {"reactor"},
     "probe.sanitize": {"sanitize"},
     "vendors.entry_points": {"entry_points"},
     # Without the name of their module they do not say what they are.

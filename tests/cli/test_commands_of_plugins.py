@@ -47,13 +47,18 @@ def test_a_command_of_a_plugin_is_one_of_ours(bring, anyaccel):
 
 
 def test_it_is_shown_where_commands_are(bring, anyaccel):
-    bring(COMMAND, summary="greet persons")
+    bring(COMMAND, summary="Plug-in for a vendor")
     assert re.search(
-        r"^Commands of plug-ins:\n  greet +greet persons \(greeting\)$", anyaccel("--help").stdout, re.MULTILINE
+        r"^Commands of plug-ins:\n  greet +greet a person \(greeting\)$", anyaccel("--help").stdout, re.MULTILINE
     )
     shown = anyaccel("help", "greet")
     assert "Greet a person." in shown.stdout
     assert "anyaccel greet you --json" in shown.stdout
+
+
+def test_one_that_says_nothing_is_described_by_its_distribution(bring, anyaccel):
+    bring(COMMAND.replace('"""Greet a person. Nothing is held."""', ""), summary="greet persons")
+    assert "greet       greet persons (greeting)\n" in anyaccel("--help", timeout=60).stdout
 
 
 def test_no_distribution_takes_the_place_of_a_command(bring, anyaccel):

@@ -102,7 +102,7 @@ def test_what_the_reference_shows_is_documented():
 
 
 OTHER_NAMES = {
-    *("anyaccel.commands", "anyaccel.options"),  # groups of entry points
+    *("anyaccel.commands", "anyaccel.engines", "anyaccel.options"),  # groups of entry points
     *("anyaccel.dev", "anyaccel.devices"),  # the domain of attributes, a label of containers
     *("anyaccel.json", "anyaccel.wait"),  # a file, a logger
     "anyaccel_acme.command",

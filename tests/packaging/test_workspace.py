@@ -15,7 +15,11 @@ BESIDE = {vendor: f"plugins/{vendor}" for vendor in VENDORS} | {extra: f"extras/
 """The folder of each distribution beside the core."""
 BRINGS = {"dask": ["distributed"], "ray": ["ray"]}
 """What an extra of the core brings beside ours: what the distribution is for, and does not depend on by itself."""
-OTHER_EXTRAS = {"extras/kubernetes": {"anyaccel-export"}, "extras/ray": {"anyaccel-export"}}
+OTHER_EXTRAS = {
+    "extras/dask": {"anyaccel-cluster"},
+    "extras/kubernetes": {"anyaccel-export"},
+    "extras/ray": {"anyaccel-cluster", "anyaccel-export"},
+}
 """Other extras on which one depends: CDI, and Ray's labels, are what the exports write."""
 VERSION = re.findall(r'^__version__ = "(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text(), re.MULTILINE)[0]
 MAJOR, MINOR = map(int, VERSION.split(".")[:2])

@@ -15,7 +15,7 @@ import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.linux import find_tree, process
 from anyaccel.pool import spawning
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import find_reactor
 from holders import copied, found_by, mark_of
 from processes import gone, left_of
 from waiting import PATIENCE, until
@@ -552,7 +552,7 @@ def test_no_descriptors_left(script, tmp_path, leaves):
     caller = script(
         f"""
         import os, resource, signal, subprocess, threading, time, anyaccel as aa
-        from anyaccel.pool.reactor import reactor
+        from anyaccel.pool.reactor import find_reactor
         def call():
             if {leaves}:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -563,7 +563,7 @@ def test_no_descriptors_left(script, tmp_path, leaves):
             while pool._core.members and not {leaves}:
                 time.sleep(0.01)
             closed = threading.Event()
-            reactor().call_soon(closed.set)
+            find_reactor().call_soon(closed.set)
             closed.wait()  # no descriptor comes back any more
             used = max(map(int, os.listdir("/proc/self/fd")))
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, 4096))
@@ -608,7 +608,7 @@ def test_an_idle_process_that_ignores_sigkill_gets_no_call(pool):
     (member,) = one._core.members
     until(lambda: not member.running, "the answer")
     done = threading.Event()
-    reactor().call_soon(lambda: (member.on_stuck("process 7 did not end"), done.set()))
+    find_reactor().call_soon(lambda: (member.on_stuck("process 7 did not end"), done.set()))
     assert done.wait(PATIENCE)
     assert one.submit(os.getpid).result(PATIENCE) != stuck
     member.stop(0)

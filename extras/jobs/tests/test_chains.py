@@ -10,6 +10,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.model import replace
@@ -86,7 +87,7 @@ def test_a_job_that_needs_the_success_of_a_job_that_failed_is_refused_at_once(ru
         assert (done.returncode, done.stdout) == (1, ""), done.stderr
         assert f"job {failed} did not succeed (it is failed), and this job needs that" in " ".join(done.stderr.split())
     begun = anyaccel("run", "A1:1", "--detach", "--after", failed, "--begin", "2030-01-01", "--", "true")
-    assert f"job {int(failed) + 1} waits for job {failed} and until 2030-01-01; see" in " ".join(begun.stderr.split())
+    assert f"job {int(failed) + 1} waits until 2030-01-01; see" in " ".join(begun.stderr.split())
     run("cancel", begun.stdout.strip())
     run("wait", submit(run, "true", "--after", failed))
     elsewhere = jobs_.find(failed)
@@ -204,6 +205,18 @@ def test_a_job_is_submitted_again_as_it_was(run, tmp_path, monkeypatch):
     again = run("sweep", "A1:1", "--detach", "--each", "n=1..2", "--", "sh", "-c", "echo {n}")
     run("wait", again)
     assert json.loads(run("redo", "--json", again))["command"] == list(jobs_.find(again).command)
+
+
+def test_an_earlier_job_that_has_ended_is_not_waited_for_by_name(run, anyaccel):
+    first = submit(run, "true")
+    run("wait", first)
+    with aa.acquire("A1:1"):
+        done = anyaccel("run", "--detach", "A1:1", "--after-ok", first, "--", "true")
+        number = done.stdout.strip()
+        assert f"job {number} waits for its devices;" in done.stderr
+        later = anyaccel("run", "--detach", "A1:1", "--after", number, "--begin", "2030-01-01", "--", "true")
+        assert f" waits for job {number} and until 2030-01-01;" in later.stderr
+    run("wait", number)
 
 
 def test_everything_about_a_job_and_the_filters(run):

@@ -274,14 +274,15 @@ def test_cancel_ends_what_has_become_another_user_and_lost_its_parents(run):
     until(lambda: not Ledger.open().leases(), "the device")
 
 
-def test_a_supervisor_that_is_killed_leaves_a_lost_job_and_the_device_to_what_runs(run):
+def test_a_supervisor_that_is_killed_leaves_a_lost_job_and_the_device_to_what_runs(run, anyaccel):
     number = submit(run, "sh", "-c", f"echo $$ > pid; exec 3<&- 4<&- 5<&- 6<&-; {FOREVER}")
     pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
     os.kill(jobs_.find(number).pid, signal.SIGKILL)
     until(lambda: state(number) == "lost", "the supervisor's end")
     assert alive(pid)
     run("run", "A1:1", "--no-wait", "--", "true", status=4)
-    run("wait", number, status=1)
+    assert anyaccel("wait", number).stderr == f"anyaccel: job {number} is lost: its supervisor was killed\n"
+    assert "reason         its supervisor was killed\n" in run("jobs", number)
     run("cancel", number)
     until(lambda: not alive(pid), "the end of what it left")
     run("run", "A1:1", "--", "true")
@@ -295,6 +296,7 @@ def test_a_job_of_an_earlier_boot_is_lost_and_nothing_is_signalled(run):
     try:
         record.write_text(json.dumps({**words, "boot": "00000001"}))
         assert state(number) == "lost"
+        assert "reason         the machine was rebooted\n" in run("jobs", number)
         run("cancel", number)
         assert alive(job.pid)
         record.write_text(json.dumps({**words, "start": words["start"] - 1}))  # the number is another process's now

@@ -297,6 +297,12 @@ def test_each_sweep_has_a_new_dated_folder(acme, anyaccel):
     assert (done.returncode, "there is no anyaccel-sweep-DATE-TIME to go on with in" in done.stderr) == (2, True)
 
 
+def test_a_sweep_that_is_refused_leaves_no_folder(acme, anyaccel):
+    for request, machine in (("A1:99", ()), ("A1:1", ("--machine", "/nowhere"))):
+        assert anyaccel("sweep", request, *machine, "--each", "n=1", "--", "echo", "{n}").returncode != 0
+    assert list(Path().glob("anyaccel-sweep-*")) == []
+
+
 def test_dry_run_prints_the_commands(sweep):
     assert sweep("--dry-run", "--each", "a=1,x y", "--", "echo", "{a}")[1] == "echo 1\necho 'x y'\n"
     assert not FOLDER.exists()

@@ -11,6 +11,7 @@ kind. For ``notebook``, which is no command, it has ``load_ipython_extension(she
 
 from __future__ import annotations
 
+import contextlib
 from importlib import import_module
 
 from anyaccel import extras
@@ -126,7 +127,7 @@ def groups() -> dict[str, dict[str, str]]:
         title: {name: text for name, text in group.items() if name not in extras.COMMANDS or name in found}
         for title, group in GROUPS.items()
     }
-    further = {name: _summary(place[1]) for name, place in found.items() if name not in COMMANDS}
+    further = {name: _summary(*place) for name, place in found.items() if name not in COMMANDS}
     return ours | ({"Commands of plug-ins": further} if further else {})
 
 
@@ -135,15 +136,37 @@ def commands() -> dict[str, str]:
     return {name: text for group in groups().values() for name, text in group.items()}
 
 
-def _summary(distribution: str) -> str:
-    """Describe a command of a plug-in by the summary of its distribution; its module is not imported."""
+def _summary(target: str, distribution: str) -> str:
+    """Describe a command of a plug-in by the first sentence of its module, else by the summary of its distribution."""
     from importlib.metadata import PackageNotFoundError, metadata
 
-    try:
-        told = " ".join(metadata(distribution).get_all("Summary") or ())
-    except (PackageNotFoundError, ValueError):  # a distribution without a name
-        told = ""
+    told = _read_first_sentence(target)
+    if not told:
+        # A distribution without a name has no metadata.
+        with contextlib.suppress(PackageNotFoundError, ValueError):
+            told = " ".join(metadata(distribution).get_all("Summary") or ())
     return f"{told} ({distribution})" if told else f"a command of {distribution}"
+
+
+def _read_first_sentence(target: str) -> str:
+    """Return what a module says of itself first, without a capital and a full stop; empty for nothing.
+
+    The module is not imported: its source is read.
+    """
+    import ast
+    from importlib.util import find_spec
+
+    package, *rest = target.split(".")
+    # Whatever is wrong with the files of a plug-in costs the description alone.
+    with contextlib.suppress(Exception):
+        spec = find_spec(package)  # of a package, not of a module in it: nothing is imported
+        folders = spec.submodule_search_locations if spec else None
+        path = f"{folders[0]}/{'/'.join(rest)}.py" if folders and rest else spec.origin if spec else None
+        with open(path or "", "rb") as file:
+            words = " ".join((ast.get_docstring(ast.parse(file.read())) or "").split())
+        first = words.partition(". ")[0].rstrip(".")
+        return first[:1].lower() + first[1:]
+    return ""
 
 
 def extensions(command: str) -> list[Any]:

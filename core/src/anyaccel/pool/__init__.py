@@ -12,5 +12,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.pool.engine": "Engine PoolSettings find_engine",
         "anyaccel.pool.messages": "Message MessageKind Pickled dumps dumps_error dumps_whole loads",
         "anyaccel.pool.pool": "Pool",
+        "anyaccel.pool.reactor": "find_reactor",
     },
 )

@@ -25,3 +25,4 @@ from anyaccel.pool.messages import dumps_error as dumps_error
 from anyaccel.pool.messages import dumps_whole as dumps_whole
 from anyaccel.pool.messages import loads as loads
 from anyaccel.pool.pool import Pool as Pool
+from anyaccel.pool.reactor import find_reactor as find_reactor

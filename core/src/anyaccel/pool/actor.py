@@ -14,7 +14,7 @@ from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, has_result
 from anyaccel.pool.messages import MessageKind, Pickled, dumps
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import find_reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, cancel_all, check_batch, read_end
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class ActorGroup:
         if self.death is None and self.closed:
             raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
         self.core.copy_arguments(call)
-        reactor().call_soon(partial(self._enter, call))
+        find_reactor().call_soon(partial(self._enter, call))
 
     def _enter(self, call: Call) -> None:
         """Queue a call, even a cancelled one, and have a worker take calls; fail the call if the actor is dead."""
@@ -205,7 +205,7 @@ class ActorGroup:
         No effect in a forked child.
         """
         if not self.core.foreign:
-            reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
+            find_reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
             self.closed = True
 
     def _close(self) -> None:
@@ -227,7 +227,7 @@ class ActorGroup:
             grace: Seconds between SIGTERM and SIGKILL.
         """
         if not self.core.foreign:
-            reactor().call_soon(partial(self._stop, grace))
+            find_reactor().call_soon(partial(self._stop, grace))
             self.closed = True
 
     def _stop(self, grace: float) -> None:
@@ -460,7 +460,7 @@ class Actor(Generic[T]):
         self._group = group
         self.ready = group.ready
         # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: it only leaves a note.
-        weakref.finalize(self, reactor().call_soon, group.close).atexit = False
+        weakref.finalize(self, find_reactor().call_soon, group.close).atexit = False
 
     def __enter__(self) -> Self:
         return self

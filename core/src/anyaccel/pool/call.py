@@ -20,7 +20,7 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, loads, summarize_error
-from anyaccel.pool.reactor import NO_TIMER, allow_forks, reactor, run_guarded
+from anyaccel.pool.reactor import NO_TIMER, allow_forks, find_reactor, run_guarded
 
 if TYPE_CHECKING:
     import asyncio
@@ -238,7 +238,7 @@ class CallFuture(AwaitableFuture[T]):
         finally:
             if self._state == CANCELLED:
                 self.release_call()
-                reactor().call_soon(partial(_on_cancelled, call))
+                find_reactor().call_soon(partial(_on_cancelled, call))
 
     def _wait(self, timeout: Duration | None) -> float | None:
         """Wait at most so many seconds for the end of the call; see :class:`AwaitableFuture`.
@@ -282,7 +282,7 @@ class CallFuture(AwaitableFuture[T]):
         if self._done_callbacks:  # type: ignore[attr-defined]
             invoke = super()._invoke_callbacks  # type: ignore[misc]
             with allow_forks():
-                run_guarded(invoke) if reactor().inside else invoke()
+                run_guarded(invoke) if find_reactor().inside else invoke()
 
     def release_call(self) -> None:
         """Drop the reference to the call, which is over."""

@@ -22,7 +22,7 @@ from anyaccel.launcher import LedgerRequest, OpenLease, UsageMeter, has_hook
 from anyaccel.linux import mark as marks
 from anyaccel.linux import tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, Request, Share, Stats, replace
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import find_reactor
 from anyaccel.probe import parse_machine
 from anyaccel.scheduler import Choice, Scheduler
 from anyaccel.vendors import KnownNames, validate
@@ -227,7 +227,7 @@ class Quarantine:
                 self.keep(lease, reason)
                 time.sleep(pause)
                 pause = min(2 * pause, LAST_LOOK_SECONDS)
-            reactor().call_soon(release)
+            find_reactor().call_soon(release)
 
         def start() -> None:
             """Start the thread that polls; try again later if no thread can be started now."""
@@ -235,7 +235,7 @@ class Quarantine:
                 # In a thread of its own: a vendor may take seconds to answer, and the reactor serves all pools.
                 threading.Thread(target=watch, name="anyaccel reclaim", daemon=True).start()
             except RuntimeError:
-                reactor().call_later(LAST_LOOK_SECONDS, start)
+                find_reactor().call_later(LAST_LOOK_SECONDS, start)
 
         if gone.status == 0 or not gone.forked or not can_tell(inventory, lease.allocation):
             release()

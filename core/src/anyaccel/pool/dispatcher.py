@@ -53,7 +53,7 @@ from anyaccel.pool.devices import (
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
-from anyaccel.pool.reactor import NO_TIMER, reactor
+from anyaccel.pool.reactor import NO_TIMER, find_reactor
 from anyaccel.probe import Machine, parse_machine
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class CallQueue:
         """Cancel the timer, and stop watching the ledger."""
         self.timer.cancel()
         while self.watched:
-            reactor().unwatch(self.watched.pop())
+            find_reactor().unwatch(self.watched.pop())
 
     def leave_machine_queue(self) -> None:
         """Cancel the timer and the watches, and undo the acquisition, also after a grant."""
@@ -198,7 +198,7 @@ class Broker:
     def serve(self) -> None:
         """Leave a note for the reactor to start calls, request devices and evict idle workers; return before that."""
         # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
-        reactor().call_soon(self._serve_all)
+        find_reactor().call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
         """Serve the queues step by step, at once, until nothing can be done now.
@@ -418,7 +418,7 @@ class Broker:
         Sets the queue's timer and watches. The pause is the acquisition's, or :data:`IMPATIENT_SECONDS` without a
         watch.
         """
-        loop = reactor()
+        loop = find_reactor()
         queue.watched = acquisition.descriptors()
         # Without a ticket, the acquisition would look again within a millisecond. Releases of this process serve the
         # queue anyway, and calls of a few milliseconds would pay for the looks with half of their processor time.
@@ -455,7 +455,7 @@ class Broker:
             return
         if worker.options.needs is not None and not self._checking:
             self._checking = True
-            reactor().call_later(LOOK_SECONDS, self._check_idle)
+            find_reactor().call_later(LOOK_SECONDS, self._check_idle)
         self._serve_all()
 
     def forget_worker(self, worker: WorkerProcess) -> None:
@@ -512,7 +512,7 @@ class Broker:
             worker.shut_down()
         self._checking = any(not worker.ending for worker in holders)
         if self._checking:
-            reactor().call_later(LOOK_SECONDS, self._check_idle)
+            find_reactor().call_later(LOOK_SECONDS, self._check_idle)
 
     def _is_wanted_elsewhere(self, worker: WorkerProcess) -> bool:
         """Return whether another process waits for devices of a worker, for parts of them, or for their parents.
@@ -663,7 +663,7 @@ class WorkerProcess:
             self.lease.hand_over()
         except Exception as error:  # noqa: BLE001 - the call reports it
             follow = partial(self._give_up, call, error)
-        reactor().call_soon(follow)
+        find_reactor().call_soon(follow)
 
     def launch(self, call: Call, *, ahead: bool = True) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
@@ -782,7 +782,7 @@ class WorkerProcess:
         if early is not None and early.seconds >= seconds:
             early = None
         lead = 0.0 if early is None else early.seconds
-        call.timer = reactor().call_later(seconds - lead, partial(self._on_time, call, early))
+        call.timer = find_reactor().call_later(seconds - lead, partial(self._on_time, call, early))
 
     def _on_time(self, call: Call, early: EarlySignal | None) -> None:
         """Send the early signal, and start the timer for the end of the call's time; without a signal, end the call.
@@ -794,7 +794,7 @@ class WorkerProcess:
         if call.number not in self.running:
             return
         if early is not None:
-            call.timer = reactor().call_later(early.seconds, partial(self._on_time, call, None))
+            call.timer = find_reactor().call_later(early.seconds, partial(self._on_time, call, None))
             early.send(self.mark)
         else:
             self.lease.timed_out = True
@@ -835,7 +835,7 @@ class WorkerProcess:
         """
         grace = self.engine.settings.grace
         self.timer.cancel()
-        self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
+        self.timer = find_reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
         """Ignore further messages of the process because of a fault, give no more calls, and kill the process.
@@ -1068,7 +1068,7 @@ class LocalEngine(Engine):
         note = partial(self._enter, broker, call)
         try:
             self._calls[call.number] = call
-            reactor().call_soon(note)
+            find_reactor().call_soon(note)
         except BaseException:  # an interrupt: _enter() records the call again if the note was left
             self._calls.pop(call.number, None)
             raise
@@ -1175,7 +1175,7 @@ class LocalEngine(Engine):
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:
-            reactor().call_soon(self.set_drained)  # by a note, behind the reports of progress of the last calls
+            find_reactor().call_soon(self.set_drained)  # by a note, behind the reports of progress of the last calls
 
     def unfinished(self) -> list[Call]:
         """Return the recorded calls, and those of workers and actors; a call may be in the list twice.

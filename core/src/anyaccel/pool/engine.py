@@ -20,7 +20,7 @@ from anyaccel.launcher import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, GangFuture, Options, get_call_name
 from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import find_reactor
 from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ class Engine:
         """
         if not self.foreign:
             self.shutdown(wait=False, cancel_futures=True)
-            reactor().call_soon(partial(self._stop, grace))
+            find_reactor().call_soon(partial(self._stop, grace))
 
     def _stop(self, grace: float) -> None:
         """Stop every worker, in the reactor's thread; ``grace`` is as for :meth:`stop`."""
@@ -366,9 +366,9 @@ class Engine:
         self.closed = True
         if cancel_futures:
             self._cancel_unsent()
-            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
-        reactor().call_soon(self._close_actors)
-        if wait and not reactor().inside:
+            find_reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
+        find_reactor().call_soon(self._close_actors)
+        if wait and not find_reactor().inside:
             self.drained.result()
 
     def _close_actors(self) -> None:

@@ -17,7 +17,7 @@ from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
 from anyaccel.pool.call import AHEAD, CallFuture, GangFuture, Options, check_whole, get_call_name, is_whole
 from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, open_engine, pickled_call
 from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import find_reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
 
@@ -673,7 +673,7 @@ _cores: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _abandon(core: Engine) -> None:
     """Have the reactor shut down an engine whose pool was garbage collected, after its calls; not in a forked child."""
     if not core.foreign:
-        reactor().call_soon(lambda: core.shutdown(wait=False))
+        find_reactor().call_soon(lambda: core.shutdown(wait=False))
 
 
 @atexit.register

@@ -190,7 +190,7 @@ _current: list[Reactor] = []
 _starting = renew_in_child(threading.RLock())
 
 
-def reactor() -> Reactor:
+def find_reactor() -> Reactor:
     """Return the reactor of this process; start it on the first call."""
     if not _current:
         with _starting:

@@ -24,7 +24,7 @@ from anyaccel.errors import RemoteError
 from anyaccel.model import Value
 from anyaccel.pool.call import AwaitableFuture, CallFuture, has_result, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
-from anyaccel.pool.reactor import allow_forks, reactor
+from anyaccel.pool.reactor import allow_forks, find_reactor
 from anyaccel.text import elapsed
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Results(Iterator[T]):
         a :class:`Stream` is ended, also while the function runs. Returns at once; a further ``next`` raises
         StopIteration.
         """
-        reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
+        find_reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
             self._abandoned.detach()
         self._futures, self._values, self._failure = deque(), deque(), None
@@ -166,7 +166,7 @@ class Results(Iterator[T]):
         """
         if self._abandoned is None:
             # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: only leave a note.
-            self._abandoned = weakref.finalize(self, reactor().call_soon, self._make_canceller())
+            self._abandoned = weakref.finalize(self, find_reactor().call_soon, self._make_canceller())
             self._abandoned.atexit = False
 
     def _make_canceller(self) -> Callable[[], None]:
@@ -253,7 +253,7 @@ class Batches:
             for call in tuple(self._calls):  # only now: from the first end of a call on, the reactor submits
                 call.add_done_callback(self._on_done)
         except BaseException:
-            reactor().call_soon(self.cancel)  # not here: Ctrl-C could interrupt it halfway
+            find_reactor().call_soon(self.cancel)  # not here: Ctrl-C could interrupt it halfway
             raise
 
     def cancel(self) -> None:
@@ -266,7 +266,7 @@ class Batches:
         lost = len(self._parts)
         self._parts.clear()
         if lost:
-            reactor().call_soon(partial(self._report, lost, lost))
+            find_reactor().call_soon(partial(self._report, lost, lost))
         cancel_all(self._calls)
 
     def _submit_next(self, size: int, *, late: bool) -> Future[Any]:
@@ -297,7 +297,7 @@ class Batches:
 
     def _on_done(self, call: Future[Any]) -> None:
         """Have the reactor finish a batch, which may end in any thread, even in the progress callback."""
-        reactor().call_soon(partial(self._finish, call))
+        find_reactor().call_soon(partial(self._finish, call))
 
     def _finish(self, call: Future[Any]) -> None:
         """Submit the next batch if sizes are chosen; count this one, and fill a place in ``futures`` with its future.

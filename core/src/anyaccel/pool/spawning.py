@@ -21,7 +21,7 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.linux import Mark, Teardown, describe_end, describe_left, find_carriers
 from anyaccel.linux import mark as marks
 from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import find_reactor
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -130,7 +130,7 @@ class Process:
                 self._retrying = False
                 retry()
 
-            reactor().call_later(ROOM_SECONDS, try_again)
+            find_reactor().call_later(ROOM_SECONDS, try_again)
         return False
 
     def receive(self, *, last: bool) -> Message | None:
@@ -160,7 +160,7 @@ class Process:
             message, self._open = None, not last
         finally:
             if not self._open:
-                reactor().unwatch(self.channel.fileno())
+                find_reactor().unwatch(self.channel.fileno())
         return message
 
     def stop(self, grace: float) -> None:
@@ -208,7 +208,7 @@ class WorkerServer(client.ForkServer):
         self.environ = dict(os.environ)
         self.path = list(sys.path)
         self._spare: Process | None = None
-        self._reactor = reactor()
+        self._reactor = find_reactor()
         config = {
             "own": OWN,
             "preload": preload,

@@ -11,7 +11,12 @@ from concurrent.futures import CancelledError, Future
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import (
+from anyaccel.errors import UsageError, WorkerStartError
+from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
+from anyaccel.pool import Options, Pickled, PoolSettings, loads
+from anyaccel.scheduler import Choice, serves
+from anyaccel.vendors import KnownNames, validate
+from anyaccel_cluster import (
     Answer,
     Cluster,
     Driver,
@@ -23,11 +28,6 @@ from anyaccel.engines.remote import (
     get_outcome,
     last_line,
 )
-from anyaccel.errors import UsageError, WorkerStartError
-from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
-from anyaccel.pool import Options, Pickled, PoolSettings, loads
-from anyaccel.scheduler import Choice, serves
-from anyaccel.vendors import KnownNames, validate
 
 from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
 from anyaccel_dask.connection import connect
@@ -70,13 +70,11 @@ class DaskCluster(Cluster[DaskPlan]):
         super().__init__()
         self._connection = connect(address)
         self._client: Any = self._connection.client
-        self._closing = threading.Lock()
         self._inventories: dict[str, Inventory] = {}
         self._nodes: list[tuple[str, str]] = []
         self._numbers = count()
         self._futures: dict[str, Any] = {}
         self._hosted: dict[str, DaskHost] = {}
-        self._closed = False
 
     @property
     def connected(self) -> bool:
@@ -188,15 +186,11 @@ class DaskCluster(Cluster[DaskPlan]):
         return found[address]
 
     def close(self) -> None:
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            with contextlib.suppress(Exception):  # the cluster may be shutting down
-                if self.connected:
-                    self._client.unsubscribe_topic(self._topic)
-                    self._client.run(self._node.end, self._driver.name, on_error="ignore")
-            self._connection.close()
+        with contextlib.suppress(Exception):  # the cluster may be shutting down
+            if self.connected:
+                self._client.unsubscribe_topic(self._topic)
+                self._client.run(self._node.end, self._driver.name, on_error="ignore")
+        self._connection.close()
 
     def _on_news(self, event: tuple[float, dict[str, Any]]) -> None:
         """Handle the notice of a call or an actor that runs."""
@@ -235,7 +229,7 @@ class DaskCluster(Cluster[DaskPlan]):
 
 
 class DaskHost:
-    """A task with the host of an actor; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """A task with the host of an actor; see :class:`~anyaccel_cluster.cluster.RemoteHost`."""
 
     def __init__(self, cluster: DaskCluster, key: str) -> None:
         self._cluster = cluster

@@ -15,7 +15,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from anyaccel import detect
-from anyaccel.engines.remote import (
+from anyaccel.ledger import find
+from anyaccel.model import Allocation, Inventory, encode
+from anyaccel.pool import CPU, Broker, Options, Pickled, broker_of
+from anyaccel_cluster import (
     ActorHost,
     Answer,
     NodeAdapter,
@@ -27,9 +30,6 @@ from anyaccel.engines.remote import (
     run_call,
     without_durations,
 )
-from anyaccel.ledger import find
-from anyaccel.model import Allocation, Inventory, encode
-from anyaccel.pool import CPU, Broker, Options, Pickled, broker_of
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.utils import sync
 from distributed.worker import secede as _secede
@@ -181,14 +181,14 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     """Run a call: the function of our task.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
-        call: A pickled :class:`~anyaccel.engines.remote.cluster.Order`, the key of the call, and the path of its log
+        spec: A pickled :class:`~anyaccel_cluster.cluster.PoolSpec`.
+        call: A pickled :class:`~anyaccel_cluster.cluster.Order`, the key of the call, and the path of its log
             or None.
         data: The pickled function and arguments.
         buffers: Buffers that the pickle refers to.
 
     Returns:
-        A pickled :class:`~anyaccel.engines.remote.cluster.Answer`.
+        A pickled :class:`~anyaccel_cluster.cluster.Answer`.
     """
     order, key, log = call
 

@@ -67,7 +67,7 @@ class Job(Value):
         started: When it got its devices; None before.
         ended: When it ended; None before, and for a lost job.
         status: Its exit status, 128 and the number of the signal that ended it; None before, and for a lost job.
-        reason: The error or the cancellation that ended it; empty where its command or its time limit did.
+        reason: The error, the cancellation, or the loss that ended it; empty where its command or its time limit did.
         job_log: Path of the job log of a sweep that has begun; empty for another job.
         commands: Number of commands of such a sweep.
         time_limit: Its time limit in seconds; None for no limit, and before it has its devices.
@@ -341,7 +341,13 @@ def _read(path: str) -> Job | None:
     if job is None or not (job.here and job.live) or _supervised(job):
         return job
     job = _read_record(path)  # the last word may have come right before the end
-    return replace(job, state="lost") if job is not None and job.live else job
+    return _lost(job) if job is not None and job.live else job
+
+
+def _lost(job: Job) -> Job:
+    """Return the record of a job whose supervisor has ended without a word."""
+    reason = "its supervisor was killed" if job.boot == boot() else "the machine was rebooted"
+    return replace(job, state="lost", reason=reason)
 
 
 def _read_record(path: str) -> Job | None:
@@ -371,7 +377,7 @@ def _read_record(path: str) -> Job | None:
 
 
 def _again(job: Job) -> Job:
-    return _read(job.path) or replace(job, state="lost")
+    return _read(job.path) or replace(job, state="lost", reason="its record is gone")
 
 
 def _supervised(job: Job) -> bool:

@@ -287,8 +287,9 @@ def detach(
         return status
     output.print_line(job.id)
     if job.state == "waiting":
-        # Such a job is not in the queue for devices yet.
-        reasons = [f"for job {each}" for each in (*job.after, *job.after_ok)]
+        # Such a job is not in the queue for devices yet. An earlier job that has ended is not waited for.
+        live = {each.id for each in active_jobs()}
+        reasons = [f"for job {each}" for each in (*job.after, *job.after_ok) if each in live]
         reasons += [f"until {clock(job.begins)}"] if job.begins else []
         how = f"waits {' and '.join(reasons) or 'for its devices'}"
     else:

@@ -191,9 +191,9 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
 def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
     request = anyaccel.parse_request(args.request)
-    args.out = args.out or _make_folder()
     inventory = survey(args, request=request) if args.engine == "local" else None
     at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
+    args.out = args.out or _make_folder()  # not before: a sweep that is refused leaves nothing behind
     log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
     if not args.recalled:
         _record(args)

@@ -47,7 +47,7 @@ def _how(job: Job) -> str:
     """Describe an end without a telling exit status; empty for other ends."""
     if job.state == "timeout":
         return f"reached its time limit of {span(job.time_limit or 0)}"
-    return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
+    return {"cancelled": "was cancelled", "lost": f"is lost: {job.reason}"}.get(job.state, "")
 
 
 def _status(job: Job) -> int:

@@ -8,10 +8,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from anyaccel.engines.remote import last_line
 from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Inventory, Product, Request
 from anyaccel.vendors import known
+from anyaccel_cluster import last_line
 from anyaccel_export.ray import PREFIX
 
 from anyaccel_ray.connection import connect, import_ray

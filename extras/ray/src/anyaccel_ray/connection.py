@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from anyaccel.engines.remote import last_line
 from anyaccel.errors import UsageError, WorkerStartError
+from anyaccel_cluster import last_line
 
 from anyaccel_ray.authentication import check_admission, use_token
 

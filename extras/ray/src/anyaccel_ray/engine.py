@@ -6,9 +6,9 @@ import pickle
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import Cluster, Driver, Order, last_line
 from anyaccel.model import Request
 from anyaccel.pool import Options, Pickled, PoolSettings
+from anyaccel_cluster import Cluster, Driver, Order, last_line
 from anyaccel_export.ray import PREDEFINED
 
 from anyaccel_ray import node
@@ -132,7 +132,7 @@ class RayCluster(Cluster[RayPlan]):
 
 
 class RayHost:
-    """An actor of Ray, host of an actor of the pool; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """An actor of Ray, host of an actor of the pool; see :class:`~anyaccel_cluster.cluster.RemoteHost`."""
 
     def __init__(self, cluster: RayCluster, actor: Any) -> None:
         self._cluster = cluster

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import Driver, RemoteCall, last_line, make_order
 from anyaccel.errors import NeverFitsError, WorkerStartError
 from anyaccel.launcher import Rendezvous
 from anyaccel.model import Request, Value
 from anyaccel.pool import Call, GangFuture, Options, dumps, make_ranked_call
 from anyaccel.scheduler import Verdict
+from anyaccel_cluster import Driver, RemoteCall, last_line, make_order
 from anyaccel_export.ray import slice_label
 
 from anyaccel_ray.connection import import_ray

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, run_call
 from anyaccel.model import Allocation, Inventory
 from anyaccel.pool import CPU, LocalEngine, Options, Pickled, loads
+from anyaccel_cluster import ActorHost, Order, PoolSpec, Started, run_call
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.given import Given, check_known, given_broker, held_slots, identify_devices, plain
@@ -26,7 +26,7 @@ MOST_OPTIONS = 256
 
 
 class RayNodeAdapter:
-    """This node of Ray, seen by a pool; see :class:`~anyaccel.engines.remote.host.NodeAdapter`."""
+    """This node of Ray, seen by a pool; see :class:`~anyaccel_cluster.host.NodeAdapter`."""
 
     def __init__(self, spec: PoolSpec) -> None:
         ray = import_ray()
@@ -78,14 +78,14 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
     """Run a call: the function of our task. The arguments are bytes, which Ray does not pickle again.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
-        call: A pickled tuple: a pickled :class:`~anyaccel.engines.remote.cluster.Order`, the key of the call, and the
+        spec: A pickled :class:`~anyaccel_cluster.cluster.PoolSpec`.
+        call: A pickled tuple: a pickled :class:`~anyaccel_cluster.cluster.Order`, the key of the call, and the
             path of its log or None.
         data: The pickled function and arguments.
         buffers: Buffers that the pickle refers to.
 
     Returns:
-        A pickled :class:`~anyaccel.engines.remote.cluster.Answer`.
+        A pickled :class:`~anyaccel_cluster.cluster.Answer`.
     """
     order, key, log = loads(call)
     noticed = False

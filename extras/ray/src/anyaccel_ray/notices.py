@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import Started
+from anyaccel_cluster import Started
 
 from anyaccel_ray.connection import import_ray
 
 if TYPE_CHECKING:
-    from anyaccel.engines.remote import Driver
+    from anyaccel_cluster import Driver
 
 LOOK_SECONDS = 0.1
 """Interval in seconds between two polls for notices."""

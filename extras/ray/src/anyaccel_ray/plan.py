@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from anyaccel.engines.remote import Fitting, Plan, describe_nodes, find_fitting
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -18,6 +17,7 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.scheduler import asked, goes_by, rules, serves, with_units
+from anyaccel_cluster import Fitting, Plan, describe_nodes, find_fitting
 from anyaccel_export.ray import (
     MIXED,
     TYPE_PREFIX,

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Mapping
 
 from anyaccel import detect
-from anyaccel.engines.remote import without_durations
 from anyaccel.errors import StateDirectoryError, UsageError
 from anyaccel.model import Inventory, decode, encode
+from anyaccel_cluster import without_durations
 
 VARIABLE = "ANYACCEL_RAY_NODE"
 SCHEMA = "anyaccel.ray-node/1"

@@ -19,7 +19,6 @@ from concurrent.futures import CancelledError, wait
 from functools import lru_cache, partial
 from typing import Protocol
 
-from anyaccel.engines.remote.cluster import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, replace
 from anyaccel.pool import (
@@ -33,9 +32,11 @@ from anyaccel.pool import (
     Options,
     Pickled,
     dumps_error,
+    find_reactor,
     loads,
 )
-from anyaccel.pool.reactor import reactor
+
+from anyaccel_cluster.cluster import Answer, Order, PoolSpec, Started, make_failure
 
 NOTICE_SECONDS = 0.1
 """Seconds that a call runs before its pool is told."""
@@ -142,7 +143,7 @@ def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host
         host = _hosts.get(known.pool)
         if host is None or host.core.broken is not None:
             host = _hosts[known.pool] = Host(known, make_node(known))
-            reactor().call_later(host.idle, partial(_close_if_idle, known.pool, host))
+            find_reactor().call_later(host.idle, partial(_close_if_idle, known.pool, host))
         host.users += 1
     host.node.refresh()
     return host
@@ -166,7 +167,7 @@ def _close_if_idle(pool: str, host: Host) -> None:
         if left <= 0 and _hosts.get(pool) is host:
             del _hosts[pool]
     if left > 0:
-        reactor().call_later(left, partial(_close_if_idle, pool, host))
+        find_reactor().call_later(left, partial(_close_if_idle, pool, host))
     else:
         host.core.shutdown(wait=False)
 
@@ -236,7 +237,7 @@ class ActorHost:
     """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
+        spec: A pickled :class:`~anyaccel_cluster.cluster.PoolSpec`.
         make_node: Makes the adapter of this node, if the pool has no host here yet.
         order: A pickled :class:`Order`.
     """

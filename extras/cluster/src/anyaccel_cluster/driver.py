@@ -13,17 +13,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from anyaccel.engines.remote.cluster import (
-    FAILED,
-    Answer,
-    Cluster,
-    Order,
-    Plan,
-    PoolSpec,
-    RemoteHost,
-    Started,
-    get_outcome,
-)
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool import (
@@ -37,11 +26,23 @@ from anyaccel.pool import (
     PoolSettings,
     dumps,
     dumps_whole,
+    find_reactor,
     loads,
     set_outcome,
 )
-from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
+
+from anyaccel_cluster.cluster import (
+    FAILED,
+    Answer,
+    Cluster,
+    Order,
+    Plan,
+    PoolSpec,
+    RemoteHost,
+    Started,
+    get_outcome,
+)
 
 _CPU_PLAN = Plan()
 
@@ -77,6 +78,8 @@ class Driver(Engine):
         self.name = secrets.token_hex(8)
         self.numbers = count()
         self._waiting: deque[Call] = deque()
+        self._closing = threading.Lock()
+        self._cluster_closed = False
         spec = PoolSpec(
             pool=self.name,
             path=tuple(os.path.abspath(entry) for entry in sys.path),
@@ -185,7 +188,7 @@ class Driver(Engine):
                 handler(None, _UnreadableError(fault))
 
         future = self.cluster.future(ref)
-        future.add_done_callback(lambda done: reactor().call_soon(partial(deliver, *get_outcome(done))))
+        future.add_done_callback(lambda done: find_reactor().call_soon(partial(deliver, *get_outcome(done))))
 
     def on_started(self, key: str, started: Started) -> None:
         """Record where the call of a key runs; no effect if the call is over."""
@@ -209,10 +212,10 @@ class Driver(Engine):
             with self.lock:
                 lost = list(self.members)
             for member in lost:
-                reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+                find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
-        if wait and not reactor().inside:
-            self.cluster.close()
+        if wait and not find_reactor().inside:
+            self._close_cluster()
 
     def finish_shutdown(self) -> None:
         """Close the cluster's side in a thread, and set ``drained``, once a closed pool has no work left."""
@@ -224,7 +227,14 @@ class Driver(Engine):
         if not members and not waiting and not self.drained.done():
             self.set_drained()
             # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
-            threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
+            threading.Thread(target=self._close_cluster, name="anyaccel close", daemon=True).start()
+
+    def _close_cluster(self) -> None:
+        """Close the cluster's side, once; another caller waits for that."""
+        with self._closing:
+            if not self._cluster_closed:
+                self._cluster_closed = True
+                self.cluster.close()
 
     def unfinished(self) -> list[Call]:
         """Return the queued calls and the submitted calls without an answer."""
@@ -319,7 +329,7 @@ class RemoteWork:
         except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
             # By the reactor: the end submits the next call, which may fail as well, and so thousands of times.
-            reactor().call_soon(partial(self.on_lost, error))
+            find_reactor().call_soon(partial(self.on_lost, error))
             return
         if self.stopped:  # by another thread, before there was a ref or a host
             self.stop(0)

@@ -2,10 +2,10 @@
 
 import pickle
 
-from anyaccel.engines.remote import ActorHost, NodeAdapter, PoolSpec, close_host, host, make_order, run_call
-from anyaccel.engines.remote.cluster import Plan
 from anyaccel.pool import Options, PoolSettings, broker_of, dumps
 from anyaccel.pool.messages import MessageKind
+from anyaccel_cluster import ActorHost, NodeAdapter, PoolSpec, close_host, host, make_order, run_call
+from anyaccel_cluster.cluster import Plan
 from waiting import until
 
 POOL = "pool of this test"

@@ -1,1 +1,0 @@
-"""Engines of pools: this machine, and what engines of clusters have in common."""
