@@ -110,6 +110,15 @@ def test_every_setting_is_described():
     assert [name for name in sorted(names) if not re.search(rf"`{name}\b|^{name} = ", pages, re.MULTILINE)] == []
 
 
+def test_every_code_of_an_error_is_described():
+    codes = {
+        code for path in SOURCES for code in re.findall(r"^    code = \"([a-z-]+)\"$", path.read_text(), re.MULTILINE)
+    }
+    text = page("errors.md")
+    assert len(codes) > 20
+    assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
+
+
 def test_every_reason_is_described():
     described = re.findall(r"^\| `([a-z-]+)` \| \w", page("errors.md"), re.MULTILINE)
     assert sorted(described) == sorted(code.value for code in ReasonCode)
