@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import anyaccel as anyaccel_library
@@ -100,6 +101,13 @@ def test_every_file_is_described():
     paths = {MACHINE_FILE, setup.TMPFILES, MACHINE_WIDE, f"{PRIVATE}/anyaccel-UID", MACHINE_DIRECTORY, KEPT}
     described = set(re.findall(r"`((?:/|~/)[^`]+)`", page("environment.md").partition("\n## Files\n")[2]))
     assert paths - described == set()
+
+
+def test_every_extra_is_described():
+    extras = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    vendors = {path.name for path in (ROOT / "plugins").iterdir()}
+    text = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8").partition("\n## Extras\n")[2]
+    assert [name for name in extras if name not in vendors and f"`{name}`" not in text] == []
 
 
 def test_every_setting_is_described():
