@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import anyaccel as anyaccel_library
@@ -102,12 +103,28 @@ def test_every_file_is_described():
     assert paths - described == set()
 
 
+def test_every_extra_is_described():
+    extras = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    vendors = {path.name for path in (ROOT / "plugins").iterdir()}
+    text = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8").partition("\n## Extras\n")[2]
+    assert [name for name in extras if name not in vendors and f"`{name}`" not in text] == []
+
+
 def test_every_setting_is_described():
     pages = "".join(
         (ROOT / "docs" / "how-to" / f"{name}.md").read_text(encoding="utf-8") for name in ("configure", "policy")
     )
     names = {key.rpartition(".")[2] for key in SETTINGS}
     assert [name for name in sorted(names) if not re.search(rf"`{name}\b|^{name} = ", pages, re.MULTILINE)] == []
+
+
+def test_every_code_of_an_error_is_described():
+    codes = {
+        code for path in SOURCES for code in re.findall(r"^    code = \"([a-z-]+)\"$", path.read_text(), re.MULTILINE)
+    }
+    text = page("errors.md")
+    assert len(codes) > 20
+    assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
 
 
 def test_every_reason_is_described():

@@ -74,6 +74,29 @@ def test_torch(pool, kept):
     assert min(used for _, _, _, _, used in answers) > 1 or not several
 
 
+@pytest.mark.timeout(300)
+def test_workers_draw_their_own_numbers_with_torch(pool):
+    pytest.importorskip("torch", reason="needs PyTorch (tox -e frameworks)")
+    ready = pool("A1:1", preload=["torch"])
+    assert len({ready.submit(lambda: sys.modules["torch"].rand(1).item()).result() for _ in range(3)}) == 3
+
+
+def test_workers_draw_their_own_numbers_with_what_is_preloaded(pool, tmp_path, monkeypatch):
+    """A module stands for PyTorch, which seeds its generator when it is imported."""
+    (tmp_path / "torch.py").write_text(
+        "import os\n"
+        "class Generator:\n"
+        "    def seed(self):\n"
+        "        self.state = os.urandom(8)\n"
+        "default_generator = Generator()\n"
+        "default_generator.seed()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ready = pool("A1:1", preload=["torch"])
+    drawn = {ready.submit(lambda: sys.modules["torch"].default_generator.state).result() for _ in range(3)}
+    assert len(drawn) == 3
+
+
 def test_threads_that_end_at_a_fork_may_be_started_at_import(pool, tmp_path, monkeypatch):
     """As OpenBLAS does it, in a module that is there without it."""
     (tmp_path / "careful.py").write_text(

@@ -1,5 +1,7 @@
 """The pool's side of a cluster, by itself: the cluster is one of ours, which does what the test says."""
 
+import pickle
+import time
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
@@ -73,6 +75,23 @@ def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():
     cluster.calls[0].set_exception(ConnectionError("it has gone"))
     assert not wait(futures, PATIENCE).not_done
     driver.shutdown(wait=True)
+
+
+def test_a_cluster_is_closed_once_and_before_shutdown_returns():
+    cluster, closed = OurCluster(), []
+
+    def close():
+        closed.append(1)
+        time.sleep(0.2)
+        closed.append(2)
+
+    cluster.close = close
+    driver = driver_on(cluster)
+    future = driver.submit(Options(), abs, (-1,), {})
+    cluster.calls[0].set_result(pickle.dumps(Answer(MessageKind.RESULT, dumps(1).data)))
+    assert future.result(PATIENCE) == 1
+    driver.shutdown(wait=True)
+    assert closed == [1, 2]
 
 
 def test_an_answer_that_cannot_be_read_ends_its_call():

@@ -155,8 +155,9 @@ class Submitter(Executor):
             iterables: Its arguments, one from each.
             timeout: Time from now until all results must be there.
             chunksize: The name of ``batch`` in ``concurrent.futures``; the larger one counts.
-            batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
-                are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
+            batch: Number of calls that travel in one message. None chooses it by the duration of the calls on this
+                machine, if processes are used for any number of calls and there are no ``timeout``, ``retries`` and
+                ``logs``; else, and on a cluster, it is 1.
             progress: True to show the progress on a terminal or in a notebook, with tqdm if that is installed;
                 or a function that is called with the :class:`Progress`, in a thread of the library, and not again after
                 it has raised, which is logged.

@@ -551,7 +551,7 @@ def _flush() -> None:
 def _reset_signals() -> None:
     """Make SIGTERM raise :class:`Terminated`, read standard input from ``/dev/null``, and enable the fault handler.
 
-    SIGTERM is unblocked. If numpy was imported before, its global random generator gets a new seed.
+    SIGTERM is unblocked. If numpy or PyTorch was imported before, its global random generator gets a new seed.
     """
     signal.signal(signal.SIGTERM, _terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -560,9 +560,13 @@ def _reset_signals() -> None:
     os.dup2(null, 0)
     os.close(null)
     faulthandler.enable(2)  # a crash in a library prints the Python stack
+    # Of preloaded modules: without a new seed, all workers would draw the same numbers.
     numpy = sys.modules.get("numpy")
-    if numpy is not None:  # preloaded: without a new seed, all workers would draw the same numbers
+    if numpy is not None:
         numpy.random.seed()
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # of the processor; a device makes its own
+    if generator is not None:
+        generator.seed()
 
 
 def _rehearse() -> None:

@@ -201,7 +201,7 @@ class Cluster(Protocol[P]):
         """
 
     def close(self) -> None:
-        """Release what :meth:`open` took, because the pool has ended."""
+        """Release what :meth:`open` took, because the pool has ended. Called once."""
 
 
 class RemoteHost(Protocol):

@@ -78,6 +78,8 @@ class Driver(Engine):
         self.name = secrets.token_hex(8)
         self.numbers = count()
         self._waiting: deque[Call] = deque()
+        self._closing = threading.Lock()
+        self._cluster_closed = False
         spec = PoolSpec(
             pool=self.name,
             path=tuple(os.path.abspath(entry) for entry in sys.path),
@@ -213,7 +215,7 @@ class Driver(Engine):
                 find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait and not find_reactor().inside:
-            self.cluster.close()
+            self._close_cluster()
 
     def finish_shutdown(self) -> None:
         """Close the cluster's side in a thread, and set ``drained``, once a closed pool has no work left."""
@@ -225,7 +227,14 @@ class Driver(Engine):
         if not members and not waiting and not self.drained.done():
             self.set_drained()
             # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
-            threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
+            threading.Thread(target=self._close_cluster, name="anyaccel close", daemon=True).start()
+
+    def _close_cluster(self) -> None:
+        """Close the cluster's side, once; another caller waits for that."""
+        with self._closing:
+            if not self._cluster_closed:
+                self._cluster_closed = True
+                self.cluster.close()
 
     def unfinished(self) -> list[Call]:
         """Return the queued calls and the submitted calls without an answer."""

@@ -70,13 +70,11 @@ class DaskCluster(Cluster[DaskPlan]):
         super().__init__()
         self._connection = connect(address)
         self._client: Any = self._connection.client
-        self._closing = threading.Lock()
         self._inventories: dict[str, Inventory] = {}
         self._nodes: list[tuple[str, str]] = []
         self._numbers = count()
         self._futures: dict[str, Any] = {}
         self._hosted: dict[str, DaskHost] = {}
-        self._closed = False
 
     @property
     def connected(self) -> bool:
@@ -188,15 +186,11 @@ class DaskCluster(Cluster[DaskPlan]):
         return found[address]
 
     def close(self) -> None:
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            with contextlib.suppress(Exception):  # the cluster may be shutting down
-                if self.connected:
-                    self._client.unsubscribe_topic(self._topic)
-                    self._client.run(self._node.end, self._driver.name, on_error="ignore")
-            self._connection.close()
+        with contextlib.suppress(Exception):  # the cluster may be shutting down
+            if self.connected:
+                self._client.unsubscribe_topic(self._topic)
+                self._client.run(self._node.end, self._driver.name, on_error="ignore")
+        self._connection.close()
 
     def _on_news(self, event: tuple[float, dict[str, Any]]) -> None:
         """Handle the notice of a call or an actor that runs."""
