@@ -292,3 +292,9 @@ def test_a_verdict_agrees_with_trying_everything(texts_, count, chip_count, take
     if verdict.nearest_now:
         assert not verdict.fits_now
         assert possible(devices, free, verdict.nearest_now, chip_rule)
+
+
+def test_a_reason_of_several_terms_is_told_once():
+    verdict = why("GPU:0.4 GPU:0.4", gpus(1), taken=[("GPU:0.7", "job")])
+    assert [reason.code for reason in verdict.reasons] == [ReasonCode.TAKEN, ReasonCode.TAKEN]
+    assert verdict.message.count("no GPU has 0.4 free") == 1
