@@ -109,6 +109,7 @@ def test_columns_are_shown_in_the_order_in_which_they_are_asked_for():
     assert done.stdout.splitlines()[0].split() == ["USER", "DEVICE", "NUMA", "ID"]
     assert done.stdout.splitlines()[1].split()[:2] == ["alice", "acme/0"]
     assert in_a_pipe("--columns", "state").stdout.splitlines()[:2] == ["STATE", "held"]
+    assert "" not in in_a_pipe("--columns", "state").stdout.splitlines()  # further holders have lines of their own
     headings = [column.heading for column in COLUMNS]
     for names in (headings, [heading.partition("/")[0].lower() for heading in headings]):  # MEM/GiB and mem
         assert in_a_pipe("--columns", ",".join(names)).stdout.splitlines()[0].split() == headings

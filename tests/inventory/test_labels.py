@@ -52,8 +52,8 @@ def test_requests_choose_by_labels(request_, ids):
 def test_where_no_device_has_them_that_is_said_with_what_is_near():
     verdict = Scheduler(INVENTORY).why("H100:1,label=rack=a3+team=vision")
     assert verdict.reasons[1].message == (
-        "not label=rack=a3+team=vision: h100-0 (team=vision), h100-1 (rack=a3+team=nlp), h100-2 (no label), "
-        "h100-3 (reserved)"
+        "not label=rack=a3+team=vision: acme/0 (team=vision), acme/1 (rack=a3+team=nlp), acme/2 (no label), "
+        "acme/3 (reserved)"
     )
     assert str(verdict.nearest) == "H100:1,label=rack=a3"
     assert str(Scheduler(INVENTORY).why("GPU:1,label=unknown").nearest) == "GPU:1"
@@ -150,5 +150,5 @@ def test_commands_go_by_the_labels_of_the_machine(tmp_path):
     assert run("why", "declared:1,label=team=vision").returncode == 0
     refused = run("why", "declared:1,label=team=nlp")
     assert refused.returncode != 0
-    assert "not label=team=nlp: declared-GPU-0 (team=vision), declared-GPU-1 (no label)" in refused.stdout
+    assert "not label=team=nlp: declared/0 (team=vision), declared/1 (no label)" in refused.stdout
     assert "team=vision" in run("status", "--columns", "device,labels").stdout

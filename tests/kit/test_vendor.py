@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from anyaccel.hookspecs import HOOKS
 from anyaccel.kit import (
     Card,
     Catalog,
@@ -688,3 +689,19 @@ def test_cards_of_a_board_are_linked_to_each_other(vendor, machine):
     links = [dict(device.links) for device in vendor.anyaccel_detect(ctx).devices]
 
     assert links == [{"acme-0000:03:00.0": 1}, {}, {"acme-0000:01:00.0": 1}]
+
+
+def test_a_hook_that_the_kit_does_not_have_is_that_of_the_plugins_that_have_it(monkeypatch):
+    monkeypatch.setattr("anyaccel.kit.vendor.HOOKS", (*HOOKS, "anyaccel_firmware"))
+
+    class Without(Vendor):
+        key = "acme"
+
+    class With(Vendor):
+        key = "acme"
+
+        def firmware(self, devices, ctx):
+            return {}
+
+    assert Without.anyaccel_firmware is None
+    assert With().anyaccel_firmware((), None) == {}

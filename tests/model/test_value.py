@@ -140,3 +140,8 @@ print(sorted({{"dataclasses", "inspect", "typing"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_annotations_that_are_no_text_are_refused_with_the_way_out():
+    with pytest.raises(TypeError, match="the annotations of Plain must be text: write 'from __future__ import"):
+        type(Value)("Plain", (Value,), {"__annotations__": {"count": int}})

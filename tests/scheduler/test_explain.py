@@ -63,7 +63,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
             [BROKEN],
             ["not-enough", "unhealthy"],
             (
-                "GPU:2 can never fit: this machine has 2 GPU (2 H100); unhealthy: h100-1 (fell off the bus).\n"
+                "GPU:2 can never fit: this machine has 2 GPU (2 H100); unhealthy: acme/1 (fell off the bus).\n"
                 "nearest that fits: GPU:1"
             ),
         ),
@@ -89,7 +89,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
             "TPU:1,mem=1GiB",
             [chips(1)],
             ["not-enough", "filter"],
-            "TPU:1,mem=1GiB can never fit: this machine has 1 TPU (1 CHIP-V5); the memory is unknown of chip-v5-0.",
+            "TPU:1,mem=1GiB can never fit: this machine has 1 TPU (1 CHIP-V5); the memory is unknown of tensor/0.",
         ),
         (
             "TPU:0.5",
@@ -97,7 +97,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
             ["not-enough", "not-fractional"],
             (
                 "TPU:0.5 can never fit: this machine has 2 TPU (2 CHIP-V5); "
-                "given out whole only: chip-v5-0, chip-v5-1.\n"
+                "given out whole only: tensor/0-1.\n"
                 "nearest that fits: TPU:1"
             ),
         ),
@@ -292,3 +292,9 @@ def test_a_verdict_agrees_with_trying_everything(texts_, count, chip_count, take
     if verdict.nearest_now:
         assert not verdict.fits_now
         assert possible(devices, free, verdict.nearest_now, chip_rule)
+
+
+def test_a_reason_of_several_terms_is_told_once():
+    verdict = why("GPU:0.4 GPU:0.4", gpus(1), taken=[("GPU:0.7", "job")])
+    assert [reason.code for reason in verdict.reasons] == [ReasonCode.TAKEN, ReasonCode.TAKEN]
+    assert verdict.message.count("no GPU has 0.4 free") == 1

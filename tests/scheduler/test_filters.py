@@ -61,8 +61,8 @@ class TestAFilterOfATest:
     def test_where_none_passes_that_is_said_and_the_nearest_is_named(self):
         verdict = Scheduler(machine(laned(4, 8, None))).why("GPU:1,lanes=16")
         assert str(verdict) == (
-            "GPU:1,lanes=16 can never fit: this machine has 3 GPU (3 H100); not lanes=16: h100-0 (4), h100-1 (8), "
-            "h100-2 (unknown lanes).\nnearest that fits: GPU:1,lanes=8"
+            "GPU:1,lanes=16 can never fit: this machine has 3 GPU (3 H100); not lanes=16: acme/0 (4), acme/1 (8), "
+            "acme/2 (unknown lanes).\nnearest that fits: GPU:1,lanes=8"
         )
         assert (verdict.reasons[1].code, verdict.reasons[1].filter) == (ReasonCode.FILTER, "lanes")
         assert json.loads(json.dumps(verdict.to_json()))["reasons"][1]["filter"] == "lanes"
@@ -191,7 +191,7 @@ def test_drivers_are_compared_by_number(wanted, passing):
 def test_a_driver_that_is_too_old_or_unknown_is_said():
     verdict = Scheduler(driven(a="535.183.01", b="")).why("GPU:1,driver=550+")
     assert str(verdict) == (
-        "GPU:1,driver=550+ can never fit: this machine has 2 GPU (1 A, 1 B); not driver=550+: a-0 (535.183.01), b-0 "
+        "GPU:1,driver=550+ can never fit: this machine has 2 GPU (1 A, 1 B); not driver=550+: a/0 (535.183.01), b/0 "
         "(unknown driver).\nnearest that fits: GPU:1,driver=535.183.1+"
     )
 
@@ -206,7 +206,7 @@ def test_devices_near_a_numa_node():
     scheduler = Scheduler(machine(gpus(4, numa=2), gpus(1, "A100")))
     assert [device.id for device in scheduler.allocate("GPU:2,numa=01").devices] == ["h100-2", "h100-3"]
     verdict = scheduler.why("GPU:2,numa=3")
-    assert verdict.reasons[1].message == ("not numa=3: h100-0, h100-1 (0), h100-2, h100-3 (1), a100-0 (unknown numa)")
+    assert verdict.reasons[1].message == ("not numa=3: acme/0-1 (0), acme/2-3 (1), acme/0 (unknown numa)")
     assert (str(verdict.nearest), str(verdict.nearest_now)) == ("GPU:2,numa=1", "GPU:2,numa=0")
     with pytest.raises(RequestError, match="'numa' must be the number of a NUMA node"):
         parse_request("GPU,numa=-1")

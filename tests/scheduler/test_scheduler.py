@@ -305,7 +305,7 @@ def test_no_more_is_handed_out_of_a_device_than_is_ours():
     assert scheduler.free(device.id) == 5_000
     verdict = scheduler.why("GPU:1")
     assert (verdict.ever_fits, str(verdict.nearest)) == (False, "GPU:0.5")
-    assert "ours in part only: h100-0" in verdict.message
+    assert "ours in part only: acme/0" in verdict.message
     verdict = scheduler.why("GPU:0.75")
     assert (verdict.ever_fits, str(verdict.nearest)) == (False, "GPU:0.5")
     (reason,) = verdict.reasons

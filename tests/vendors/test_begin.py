@@ -47,6 +47,20 @@ with open(sys.argv[2], "w") as file:
 """
 
 
+def test_work_for_meanwhile_that_another_thread_takes_is_left_to_it(monkeypatch):
+    """Threads that asked different vendors at once got an IndexError."""
+
+    class Works(list):
+        def __bool__(self):
+            found = len(self) > 0
+            self.clear()  # another thread takes the work just after the look
+            return found
+
+    monkeypatch.setattr(vendors, "_works", Works())
+    vendors.do_meanwhile(pytest.fail)
+    vendors.work_meanwhile()
+
+
 def test_a_fork_before_the_first_call_uses_an_interpreter_of_its_own(acme, record):
     command = [sys.executable, "-c", FORK, record({}, {})]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -5,6 +5,8 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.verdicts import why
+from anyaccel.model import Term
+from anyaccel.vendors import process
 
 QUAD = """
 from pathlib import Path
@@ -78,3 +80,13 @@ def test_the_rule_is_asked_about_the_numbers_that_are_allowed_only_and_once_for_
     scheduler.release(first)
     assert [device.id for device in scheduler.allocate("QUAD:2").devices] == [device.id for device in first.devices]
     assert asked.read_text().split() == sets
+
+
+def test_answers_to_ever_new_requests_are_not_kept_for_ever(install, tmp_path, monkeypatch):
+    asked = Path(tmp_path / "asked")
+    install("quad", QUAD + RULE % str(asked))
+    monkeypatch.setattr(process, "MOST_REASONS", 3)
+    devices = aa.detect().devices[:1]
+    for memory in (1, 1, 2, 3, 3, 4, 1):
+        assert process.validate(Term(names=("QUAD",), memory_bytes=memory), devices) is None
+    assert asked.read_text().split() == ["1"] * 5

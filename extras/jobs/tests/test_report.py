@@ -156,7 +156,7 @@ def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
     assert period.endswith(": 1.50 device hours were used.")  # of how many is unknown here
     assert row.split()[1:] == total.split()[1:]
     assert row.split()[2:] == ["1.50", "-", "0s", "0s", "88%", "0.50", "3.0", "GiB", "1"]
-    assert "how busy shares are is not told" in done.stderr
+    assert "the load of shares is left out" in done.stderr
     drawn = (tmp_path / "t.svg").read_text()
     assert "3590 s, device 88% busy" in drawn
     assert sorted(set(re.findall(r'fill-opacity="([0-9.]+)"', drawn))) == ["0.3", "0.85"]

@@ -114,6 +114,13 @@ def test_a_reservation_is_for_a_group_behind_an_at_sign(acme):
     assert "there is no group 'no-such-group'" in wrong
 
 
+def test_devices_that_are_reserved_for_oneself_stay_free(acme):
+    run("reserve", "APU:1", "--from", "1h", "--to", "1h", "--for", str(os.geteuid()))
+    run("reserve", "APU:1", "--from", "1h", "--to", "1h", "--for", str(os.geteuid() + 1))
+    states = [line.split(maxsplit=1)[1] for line in run("status", "--columns", "device,state")[0].splitlines()[1:3]]
+    assert sorted(state.rpartition(" ")[0] for state in states) == ["", "free until"]
+
+
 def test_a_reservation_is_listed_kept_and_removed(acme):
     begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + 86400))
     me = str(os.geteuid() + 1)

@@ -44,7 +44,7 @@ class TestAFilterOfATest:
 
     def test_ray_is_not_asked_where_it_could_give_another_device(self):
         why = why_not("GPU:1,lanes=8", node("both", *laned(4, 16)))
-        assert "Ray gives any of its GPU, and some will not do (not lanes=8: h100-0 (4))" in why
+        assert "Ray gives any of its GPU, and some will not do (not lanes=8: acme/0 (4))" in why
         assert "no label says 'lanes' of all its GPU" in why_not("GPU:1,lanes=2", node("unlike", *laned(4, 16)))
         assert plan("GPU:1,lanes=8", grows=True) is None, "no product says what its devices have"
 
@@ -59,7 +59,7 @@ def test_ray_is_asked_for_the_labels_of_devices():
         for name, labels in (("vision", {"team": "vision", "rack": "a3"}), ("others", {"team": "nlp"}))
     )
     assert plan("GPU:1,label=team=vision", vision, others).selector == {"anyaccel/GPU.label": "rack-a3-team-vision"}
-    assert "not label=team=vision: h100-0, h100-1 (team=nlp)" in why_not("GPU:1,label=team=vision", others)
+    assert "not label=team=vision: acme/0-1 (team=nlp)" in why_not("GPU:1,label=team=vision", others)
     assert plan("GPU:1,label=-rack", vision, others).selector == {"anyaccel/GPU.label": "team-nlp"}
     assert "no label says 'label' of all its GPU" in why_not("GPU:1,label=-rack", node("unlabeled", *gpus(2)))
 

@@ -56,7 +56,7 @@ GROUPS = {
         "redo": "submit a job again",
     },
     "Administer a machine": {
-        "report": "show who used which devices, from the journal of ended leases",
+        "report": "show the usage of devices, from the journal of ended leases",
         "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
         "drain": "withhold devices from new requests, as for maintenance",
         "undrain": "give drained devices out again",

@@ -31,7 +31,7 @@ _PROGRAM = "sleep"
 
 EXAMPLES = (
     ("anyaccel hold GPU:1 --for 2h", "for a notebook: prints a lease and what to set"),
-    ("anyaccel hold H100:2 --note evaluation --no-wait", "now or not at all, with a word for others"),
+    ("anyaccel hold H100:2 --note evaluation --no-wait", "now or not at all, with a note for other users"),
 )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anyaccel.ledger import LeaseRecord, TicketRecord
 
 EXAMPLES = (
-    ("anyaccel queue", "who waits, first to be served first"),
+    ("anyaccel queue", "waiting requests, in the order of service"),
     ("anyaccel queue --machine sim:H100:8", "requests for devices of a simulated machine"),
     ("anyaccel queue --json", "the same for programs"),
 )

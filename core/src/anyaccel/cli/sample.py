@@ -49,7 +49,7 @@ class Sample(Value):
         at: Time of the sample, in seconds since 1970.
         remarks: Errors of vendors that could not measure, reservations that have not begun, devices that were not put
             back, and the error of a ledger that cannot be read, a sentence each.
-        reserved: Start of the next reservation by device id, if within a day, in seconds since 1970.
+        reserved: Start of the next reservation for others by device id, if within a day, in seconds since 1970.
     """
 
     inventory: Inventory
@@ -225,6 +225,7 @@ def take_sample(
         from anyaccel.launcher.scope import Scope
         from anyaccel.launcher.verdicts import leases
         from anyaccel.ledger import Ledger
+        from anyaccel.linux.process import find_outer_user
 
         try:
             for record in leases(inventory, environ):
@@ -232,11 +233,13 @@ def take_sample(
             ledger = Ledger.open(environ)
             tickets = ledger.tickets(past=past)
             names, scope = {each.id: each.name for each in inventory.devices}, Scope.make(inventory, environ)
+            user = find_outer_user(os.geteuid())
             for block in ledger.blocks():
                 own = {scope.ids[key] for key in block.devices if key in scope.ids}
                 if own and block.begin is not None and block.begin > time.time():
                     remarks.append(f"{output.device_names(sorted(names[each] for each in own))}: {block.describe()}")
-                    if block.begin < time.time() + _SOON:
+                    # For the user of the reservation the device is free then, too.
+                    if block.begin < time.time() + _SOON and user not in block.policy_block.users:
                         reserved |= {each: min(block.begin, reserved.get(each, block.begin)) for each in own}
             for key, lease in ledger.unfinished_handovers().items():
                 if key in scope.ids:

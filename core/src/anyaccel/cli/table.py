@@ -369,8 +369,10 @@ def plain_rows(rows: Sequence[DeviceState], columns: Sequence[DeviceColumn]) -> 
 
 
 def _content(columns: Sequence[DeviceColumn], rows: Sequence[DeviceState]) -> list[Lines]:
-    """Return the cells of columns: for each device a line, and one for each further holder."""
-    return [[_cells(columns, row, place) for place in range(max(1, len(row.holders)))] for row in rows]
+    """Return the cells of columns: a line for each device and, with columns about holders, for each further holder."""
+    holders = any(column.of_holder is not None for column in columns)
+    places = [range(len(row.holders) if holders and row.holders else 1) for row in rows]
+    return [[_cells(columns, row, place) for place in each] for row, each in zip(rows, places, strict=True)]
 
 
 def _cells(columns: Sequence[DeviceColumn], row: DeviceState, place: int) -> list[output.Span]:

@@ -47,7 +47,7 @@ _IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
 """Fields of a report that are those of the plug-in's identity."""
 
 # During the import, while the vendors answer.
-for kind in (PluginInfo, EnvEdits, Detected):
+for kind in (PluginInfo, EnvEdits, Detected, Device):
     hints(kind)
 for pattern in contract.PATTERNS:
     re.compile(pattern)

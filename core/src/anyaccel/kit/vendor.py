@@ -156,7 +156,9 @@ class Vendor:
         }
         for name in HOOKS:
             # An alias, so that the plug-in manager finds the names of the method's own arguments.
-            setattr(cls, name, None if absent.get(name) else hookimpl(getattr(cls, name.removeprefix("anyaccel_"))))
+            # A hook for which the kit has nothing to say, is in the plug-ins that have a method of its name.
+            method = getattr(cls, name.removeprefix("anyaccel_"), None)
+            setattr(cls, name, None if absent.get(name) or method is None else hookimpl(method))
 
     # Who the vendor is.
 

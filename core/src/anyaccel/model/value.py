@@ -63,8 +63,15 @@ class _ValueType(type):
     """Gets the contents of all fields of a value, for comparison and hash."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
-        """Make a class whose annotations are text, as with ``from __future__ import annotations``."""
-        own = [each for each, kind in namespace.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
+        """Make a class whose annotations are text, as with ``from __future__ import annotations``.
+
+        Raises:
+            TypeError: When one is none.
+        """
+        kinds = namespace.get("__annotations__", {})
+        if not all(isinstance(kind, str) for kind in kinds.values()):
+            raise TypeError(f"the annotations of {name} must be text: write 'from __future__ import annotations'")
+        own = [each for each, kind in kinds.items() if not kind.startswith("ClassVar")]
         fields: dict[str, object] = {}
         for base in bases:  # inherited fields come first, as in dataclasses
             fields |= getattr(base, "_fields", {})

@@ -119,7 +119,7 @@ class Verdict(Value):
         if self.fits_now:
             return f"{self.request} fits now."
         what = "does not fit now" if self.ever_fits else "can never fit"
-        why = "; ".join(reason.message for reason in self.reasons)
+        why = "; ".join(dict.fromkeys(reason.message for reason in self.reasons))  # equal terms have equal reasons
         return f"{self.request} {what}: {why}." + (" It runs on the CPU instead." if self.cpu else "")
 
     @property

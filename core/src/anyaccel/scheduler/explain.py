@@ -16,6 +16,7 @@ from anyaccel.model import (
     Verdict,
     bits,
     format_units,
+    join_names,
     replace,
 )
 from anyaccel.scheduler.books import Books, RequestPlan
@@ -104,11 +105,11 @@ def _remedies(layout: Layout, reasons: Sequence[Reason]) -> Iterator[str]:
     unknown: list[str] = []
     for reason in reasons:
         if reason.code is ReasonCode.UNHEALTHY:
-            for name in reason.devices:
-                broken.setdefault(layout.devices[layout.positions[name]].health_remedy, []).append(name)
+            for device in (layout.devices[layout.positions[each]] for each in reason.devices):
+                broken.setdefault(device.health_remedy, []).append(device.name)
         elif reason.code is ReasonCode.UNKNOWN_NAME and reason.term:
             unknown += reason.term.names
-    yield from (f"{listed(names)}: {remedy}" for remedy, names in broken.items() if remedy)
+    yield from (f"{join_names(names)}: {remedy}" for remedy, names in broken.items() if remedy)
     if unknown:
         from anyaccel.extras import plugin_remedy  # only such errors need it
 

@@ -118,8 +118,8 @@ class Filter(Generic[T]):
         having: dict[str, list[str]] = {}
         for device in devices:
             fact = self.fact(device, asked.inventory)
-            having.setdefault(fact or self.unknown, []).append(device.id)
-        told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
+            having.setdefault(fact or self.unknown, []).append(device.name)
+        told = listed([f"{join_names(names)} ({fact})" for fact, names in having.items()])
         return f"not {self.name}={self.write(asked.wanted)}: {told}"
 
     def find_near(self, asked: AskedFilter[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
@@ -160,7 +160,7 @@ class _Memory(Filter[int]):
     def explain_failure(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
-            return f"the memory is unknown of {_ids(devices)}"
+            return f"the memory is unknown of {_names(devices)}"
         amounts = largest, largest * term.units // UNITS_PER_DEVICE
         whole, share = (format_memory_beside(each, asked.wanted) for each in amounts)
         if term.memory_bytes:
@@ -548,21 +548,21 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
     )
 
 
-def _ids(devices: Sequence[Device]) -> str:
-    """Return the ids of devices as a list in words."""
-    return listed([device.id for device in devices])
+def _names(devices: Sequence[Device]) -> str:
+    """Return the names of devices, in ranges."""
+    return join_names(device.name for device in devices)
 
 
 def _broken(devices: Sequence[Device]) -> str:
-    """Return the ids of unhealthy devices, with the reasons, as a list in words."""
+    """Return the names of unhealthy devices, with the reasons, as a list in words."""
     reasons = (f" ({device.health_reason})" if device.health_reason else "" for device in devices)
-    return listed([device.id + reason for device, reason in zip(devices, reasons, strict=True)])
+    return listed([device.name + reason for device, reason in zip(devices, reasons, strict=True)])
 
 
 _VISIBLE = DeviceRule(
     ReasonCode.HIDDEN,
     lambda device: device.visible,
-    lambda devices: f"hidden by the environment: {join_names(device.name for device in devices)}",
+    lambda devices: f"hidden by the environment: {_names(devices)}",
 )
 _HEALTHY = DeviceRule(
     ReasonCode.UNHEALTHY,
@@ -572,10 +572,10 @@ _HEALTHY = DeviceRule(
 _WHOLE = DeviceRule(
     ReasonCode.PART,
     lambda device: device.units == UNITS_PER_DEVICE,
-    lambda devices: f"ours in part only: {_ids(devices)}",
+    lambda devices: f"ours in part only: {_names(devices)}",
 )
 _DIVISIBLE = DeviceRule(
     ReasonCode.NOT_FRACTIONAL,
     lambda device: bool(device.fractional),
-    lambda devices: f"given out whole only: {_ids(devices)}",
+    lambda devices: f"given out whole only: {_names(devices)}",
 )

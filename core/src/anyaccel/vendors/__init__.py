@@ -112,8 +112,7 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-meanwhile: list[Callable[[], object]] = []
-"""Functions that :func:`do_meanwhile` registered, called once when the next calls are on their way."""
+_works: list[Callable[[], object]] = []
 
 
 def do_meanwhile(work: Callable[[], object]) -> None:
@@ -122,4 +121,14 @@ def do_meanwhile(work: Callable[[], object]) -> None:
     The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
     launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    meanwhile.append(work)
+    _works.append(work)
+
+
+def work_meanwhile() -> None:
+    """Call the registered functions, each once; to be called while calls are on their way, by any thread."""
+    while _works:
+        try:
+            work = _works.pop(0)
+        except IndexError:  # another thread has taken it
+            return
+        work()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone
 from anyaccel.linux import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import IDLE_SECONDS, find_server, meanwhile
+from anyaccel.vendors import IDLE_SECONDS, find_server, work_meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -389,8 +389,7 @@ class _Exchange:
         """Make the calls, and wait until each is answered or given up."""
         for process in self._calls:
             self._begin(process)
-        while meanwhile:
-            meanwhile.pop(0)()
+        work_meanwhile()
         while self._waiting:
             if enough and (patience := enough(self.outcomes)) is not None:
                 self._patience = min(self._patience, time.monotonic() + patience)

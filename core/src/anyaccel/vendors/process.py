@@ -41,6 +41,8 @@ SIMULATION_LIMIT = 256 << 20
 MOST_DEATHS = 2
 MOST_EDITS = 256
 """Most sets of devices whose edits are kept; each comes with a copy of the environment."""
+MOST_REASONS = 4096
+"""Most answers of ``anyaccel_validate`` that are kept, each for a term and a set of devices."""
 
 Answers = dict[str, tuple[Source, Outcome]]
 
@@ -116,6 +118,8 @@ class VendorProcess(GuardedProcess):
         key = term, tuple(device.id for device in devices)
         kept = self._reasons.get(key)
         if kept is None or kept[0] != tuple(devices):
+            if len(self._reasons) >= MOST_REASONS:  # a scheduler may get requests of ever new shares
+                self._reasons.clear()
             kept = self._reasons[key] = tuple(devices), self.ask("validate", devices, request=encode(term))
         return kept[1]
 

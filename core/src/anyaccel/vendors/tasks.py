@@ -72,7 +72,7 @@ class _Manager(pluggy.PluginManager):
 
 
 # This runs in the fork server, so that the processes of all vendors inherit the builders and checks of these classes.
-for kind in (Source, Machine, PluginInfo, Detected, Device):
+for kind in (Source, Machine, PluginInfo, Detected, Device, EnvEdits, Product, Term, Share):
     hints(kind)
 
 

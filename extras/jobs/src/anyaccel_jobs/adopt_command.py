@@ -17,7 +17,7 @@ _NAME = "anyaccel-adopt"
 
 EXAMPLES = (
     ("anyaccel adopt 4711", "a training that was started without anyaccel"),
-    ("anyaccel adopt 4711 --note evaluation", "with a word for others"),
+    ("anyaccel adopt 4711 --note evaluation", "with a note for other users"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Show who used which devices, from the journal: anyaccel report --since 7d --by user.
+"""Show the usage of devices, from the journal: anyaccel report --since 7d --by user.
 
 HOURS are device hours: hours times devices, or times the part of a device. SHARE is the part of all device hours of the
 machine in the period. WAITED is the mean wait of a request, LONGEST the longest.
@@ -27,7 +27,7 @@ BY = ("user", "device", "type", "job")
 _APART = ("user", "job")
 """Groups that tell users of one device apart: each has its own figures of a shared device, or none."""
 _NOT_TOLD = (
-    "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
+    "the load of shares is left out, since vendors report that of whole devices; '--by device' counts every holder"
 )
 _HOUR = 3600.0
 _WEEK = 7 * 24 * _HOUR
@@ -90,7 +90,7 @@ class ReportRow(Value):
 
 
 EXAMPLES = (
-    ("anyaccel report --since 7d", "who used what in the last week"),
+    ("anyaccel report --since 7d", "hours of each user in the last week"),
     ("anyaccel report --since 2026-11-01 --until 2026-12-01 --top 10", "the ten users with the most hours in a month"),
     ("anyaccel report --by type --plot use.svg", "by type, with a picture"),
 )
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by", choices=BY, default="user", help="add up by user, device, type or job (default: user)")
     parser.add_argument("--csv", action="store_true", help="print comma-separated values")
-    parser.add_argument("--plot", metavar="FILE", help="write a picture of who held what when to FILE, as SVG")
+    parser.add_argument("--plot", metavar="FILE", help="write an SVG picture of holders over time to FILE")
 
 
 def main(args: argparse.Namespace) -> int:

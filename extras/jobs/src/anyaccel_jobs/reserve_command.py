@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="begin",
         metavar="TIME",
         type=moment(ahead=True),
-        help="start: now, 14:30, '2026-12-01 14:30', or in 2h",
+        help="start: now, 14:30, '2026-12-01 14:30', or 2h from now",
     )
     parser.add_argument("--to", dest="end", metavar="TIME", type=_end_moment, help="end: a time, or a duration: 4h")
     parser.add_argument("--for", dest="user", metavar="USER|@GROUP", help="a user or a group, by name or number")

@@ -49,7 +49,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--begin",
         metavar="TIME",
         type=_read_begin,
-        help="start at 18:00, at 2026-11-30T18:00, in 2h, or later",
+        help="start at a time: 18:00, 2026-11-30T18:00, or 2h from now",
     )
     group.add_argument(
         "--notify",
