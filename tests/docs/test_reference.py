@@ -22,6 +22,7 @@ from anyaccel.plugin import ProbeContext
 from anyaccel.settings import SETTINGS
 from anyaccel.vendors.process import known
 from anyaccel.vendors.tasks import REQUIRED
+from anyaccel_export.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -56,6 +57,12 @@ def test_every_hook_is_described_with_its_arguments(name):
     need = "required" if name in REQUIRED else "optional"
     assert f"| `{name}({arguments})` | {need} |" in page("hooks.md")
     assert f"\n## `{name}({arguments}) -> " in page("hooks.md")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_export_target_has_its_row(name):
+    rows = [line.split("|")[1] for line in page("exports.md").splitlines() if line.startswith("| `")]
+    assert any(f"`{name}`" in row for row in rows)
 
 
 def test_every_question_to_the_machine_is_described():

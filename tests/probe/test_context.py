@@ -103,6 +103,28 @@ def test_a_function_without_a_device_id_is_no_silent_zero(root):
         ctx.pci(vendor=0x1234)
 
 
+def test_a_call_of_a_hook_reads_the_bus_once(root):
+    ctx, later = (ProbeContext(HostFacts({}, root), time.monotonic() + PATIENCE) for _ in range(2))
+    found = ctx.pci(vendor=0x1234)
+    os.unlink(f"{root}/sys/bus/pci/devices/0000:0a:00.0")
+    assert ctx.pci(vendor=0x1234) == found
+    ctx.pci(vendor=0x1234).clear()
+    assert ctx.pci(vendor=0x1234) == found
+    assert later.pci(vendor=0x1234) == []
+
+
+def test_a_pattern_finds_what_the_one_of_a_shell_finds(root):
+    for name in ("x10", "x2", ".x1", "[x3]"):
+        os.mkdir(f"{root}/{name}")
+    os.symlink("/nowhere", f"{root}/x2/dangling")
+    ctx = ProbeContext(HostFacts({}, root), time.monotonic() + PATIENCE)
+    assert [ctx.glob(pattern) for pattern in ("/x*", "/?x*", "/.x[0-9]", "/[[]x*", "/x[!1]*/dangling")] == [
+        ["/x2", "/x10"], ["/[x3]"], ["/.x1"], ["/[x3]"], ["/x2/dangling"],
+    ]  # fmt: skip
+    assert [ctx.glob(pattern) for pattern in ("/x*/none", "/none/*", "/proc/junk/*", "/x3")] == [[]] * 4
+    assert ctx.glob("/x2/dangling") == ["/x2/dangling"]
+
+
 def test_a_recording_holds_only_what_was_asked(root):
     recorder = Recorder(HostFacts({"ASKED": "1", "SECRET": "2"}, root))
     ctx = ProbeContext(recorder, time.monotonic() + PATIENCE)

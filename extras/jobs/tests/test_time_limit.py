@@ -277,7 +277,7 @@ def test_a_signal_that_no_process_catches_ends_none(run):
     [
         (("--time", "1m", "--signal", "USR1"), "must be a signal and how long before the time limit it is sent"),
         (("--time", "1m", "--signal", "USR1@soon"), "such as USR1@60s (got 'USR1@soon')"),
-        (("--time", "1m", "--signal", "NONE@1s"), "such as USR1@60s (got 'NONE@1s')"),
+        (("--time", "1m", "--signal", "NONE@1s"), "such as USR1 in USR1@60s (got 'NONE@1s')"),
         (("--time", "1m", "--signal", "0@1s"), "such as USR1@60s (got '0@1s')"),
         (("--time", "1m", "--signal", "KILL@1s"), "must be a signal that a program can catch"),
         (("--signal", "USR1@60s"), "signal USR1@1m is sent before a time limit, and there is none"),
