@@ -1,9 +1,11 @@
-"""Modules that start threads when they are imported are preloaded, and calculate right in workers."""
+"""Modules that do more than define when they are imported: they are preloaded, and workers end and calculate right."""
 
 import os
 import sys
 
+import anyaccel as aa
 import pytest
+from waiting import PATIENCE
 
 
 def threads():
@@ -111,3 +113,31 @@ def test_threads_that_end_at_a_fork_may_be_started_at_import(pool, tmp_path, mon
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert pool("A1:1", preload=["careful"]).submit(lambda: "careful" in sys.modules).result()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))",
+        "import signal; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGCHLD, signal.SIGTERM)]",
+        "import os, signal; signal.set_wakeup_fd(os.open('/dev/null', os.O_WRONLY | os.O_NONBLOCK))",
+        "import os; os.fork()",
+    ],
+    ids=["blocks", "ignores", "wakes", "forks"],
+)
+def test_what_a_preloaded_module_does_with_signals_and_forks_loses_no_device(pool, tmp_path, monkeypatch, code):
+    """The second call waits for the devices of the first one, whose process must have been reaped."""
+    (tmp_path / "odd_at_import.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    calls = pool("A1:2", preload=["odd_at_import"])
+    first, second = (calls.submit(os.getpid) for _ in range(2))
+    assert first.result(PATIENCE) != second.result(PATIENCE)
+
+
+def test_an_exception_without_a_text_at_import_is_named(pool, tmp_path, monkeypatch):
+    (tmp_path / "silent_at_import.py").write_text(
+        "class SilentError(Exception):\n    def __str__(self):\n        raise LookupError\nraise SilentError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(aa.WorkerStartError, match=r"'silent_at_import' cannot be preloaded: SilentError$"):
+        pool(preload=["silent_at_import"]).submit(os.getpid).result(PATIENCE)

@@ -180,7 +180,10 @@ class Server:
         self.private = [CONTROL, self.caller, self.wake, wake_end]
         _arrange_signals(wake_end)
         self.fault = _import((*config["own"], *(config["preload"] or ())))
+        if os.getpid() != self.pid:  # forked by a module at its import
+            os._exit(0)
         if config["preload"] is not None:
+            _arrange_signals(wake_end)  # again: modules may block signals, or handle them, at their import
             if not self.fault and len(threads()) > 1 and not touched_devices():
                 _end_threads()
             self.fault = self.fault or _find_fault()
@@ -561,5 +564,8 @@ def _import(modules: Sequence[str]) -> str:
         try:
             __import__(module)
         except BaseException as error:  # noqa: BLE001 - whatever a module does on import, the caller should hear of it
-            return f"the module {module!r} cannot be preloaded: {type(error).__name__}: {error}"
+            text = type(error).__name__
+            with contextlib.suppress(Exception):  # its __str__ is code of the module
+                text += f": {error}"
+            return f"the module {module!r} cannot be preloaded: {text}"
     return ""
