@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.pool import devices
+from anyaccel.pool import devices, dispatcher
 from anyaccel.pool.dispatcher import broker_of
 from two_plugins import plugin
 from waiting import PATIENCE, until
@@ -175,6 +176,35 @@ def test_another_process_is_waited_for(pool, script):
     other.send_signal(signal.SIGINT)
     assert future.result() == 4
     other.communicate()
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "anyaccel.wait"]
+
+
+def test_a_pool_that_waits_for_others_says_so_once(pool, script, caplog, monkeypatch):
+    """By the logger anyaccel.wait, as acquire() does; not where its own calls are in the way."""
+    monkeypatch.setattr(dispatcher, "TELL_SECONDS", 0.3)
+    one = pool("A1:2")
+    running, waiting = one.submit(time.sleep, 1), one.submit(pow, 2, 2)
+    assert (running.result(), waiting.result(), said(caplog)) == (None, 4, [])
+    other = script(OTHER.format(needs="A1:2", max_calls=1, seconds=1000))
+    assert other.stdout.readline() == "holds\n"
+    futures = [one.submit(pow, 2, number) for number in range(3)]
+    until(lambda: said(caplog), "the report")
+    other.send_signal(signal.SIGINT)
+    assert [future.result() for future in futures] == [1, 2, 4]
+    assert said(caplog) == ["anyaccel: pow is waiting (1st): you have 2"]
+    other.communicate()
+
+
+def test_a_pool_that_waits_for_what_its_program_holds_says_where(pool, acme, caplog, monkeypatch):
+    monkeypatch.setattr(dispatcher, "TELL_SECONDS", 0.3)
+    with aa.acquire("A1:2", machine=MACHINE):
+        future = pool("A1:1").submit(pow, 2, 2)
+        until(lambda: said(caplog), "the report")
+    assert future.result() == 4
+    assert re.fullmatch(r"anyaccel: pow is waiting \(1st\): .*test_leases.py.*", *said(caplog))
 
 
 def test_another_process_gives_what_it_keeps_without_using_it(pool, script):

@@ -69,8 +69,8 @@ def test_a_chain_of_jobs_runs_in_order_and_tells_of_each_end(run):
     run("wait", never, status=1)
     assert lines("order") == ["first", "second", "third"]
     assert jobs_.find(never).state == "cancelled"
-    assert f"job {second} did not succeed (it is failed), and this job needs that" in run("logs", never)
-    assert f"reason         job {second} did not succeed (it is failed)" in run("jobs", never)
+    assert f"job {second} did not succeed (failed), and this job needs its success" in run("logs", never)
+    assert f"reason         job {second} did not succeed (failed)" in run("jobs", never)
     assert "exit status" not in run("jobs", never)
     (shown,) = [line.split() for line in run("jobs").splitlines() if line.split()[:2] == [never, "cancelled"]]
     assert shown[3:8] == ["-"] * 5, "no devices, start, duration, exit status or reason to wait"
@@ -85,7 +85,7 @@ def test_a_job_that_needs_the_success_of_a_job_that_failed_is_refused_at_once(ru
     for command in (("run", "A1:1"), ("sweep", "A1:1", "--each", "n=1")):
         done = anyaccel(*command, "--detach", "--after-ok", failed, "--", "true")
         assert (done.returncode, done.stdout) == (1, ""), done.stderr
-        assert f"job {failed} did not succeed (it is failed), and this job needs that" in " ".join(done.stderr.split())
+        assert f"job {failed} did not succeed (failed), and this job needs its success" in " ".join(done.stderr.split())
     begun = anyaccel("run", "A1:1", "--detach", "--after", failed, "--begin", "2030-01-01", "--", "true")
     assert f"job {int(failed) + 1} waits until 2030-01-01; see" in " ".join(begun.stderr.split())
     run("cancel", begun.stdout.strip())

@@ -20,6 +20,7 @@ from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.open_lease import OpenLease as OpenLease
 from anyaccel.launcher.open_lease import UsageMeter as UsageMeter
 from anyaccel.launcher.open_lease import has_hook as has_hook
+from anyaccel.launcher.open_lease import list_own_leases as list_own_leases
 from anyaccel.launcher.open_lease import plan_handover as plan_handover
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.rendezvous import make_rank_variables as make_rank_variables
@@ -36,6 +37,7 @@ from anyaccel.launcher.time_limit import EarlySignal as EarlySignal
 from anyaccel.launcher.time_limit import TimeLimit as TimeLimit
 from anyaccel.launcher.use import get_process_lease as get_process_lease
 from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded
+from anyaccel.launcher.verdicts import describe_wait as describe_wait
 from anyaccel.launcher.verdicts import estimate_start as estimate_start
 from anyaccel.launcher.verdicts import find_limits as find_limits
 from anyaccel.launcher.verdicts import leases as leases

@@ -12,6 +12,7 @@ for methods of an actor, which are pipelined.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -34,7 +35,16 @@ from anyaccel.errors import (
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher import Scope, check_start, get_process_lease, plan_handover, remove_group, why
+from anyaccel.launcher import (
+    Scope,
+    check_start,
+    describe_wait,
+    get_process_lease,
+    list_own_leases,
+    plan_handover,
+    remove_group,
+    why,
+)
 from anyaccel.ledger import IMPATIENT_SECONDS, Acquisition, Ledger
 from anyaccel.linux import describe_end, renew_in_child, tidy_in_child
 from anyaccel.linux import mark as marks
@@ -53,17 +63,21 @@ from anyaccel.pool.devices import (
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
-from anyaccel.pool.reactor import NO_TIMER, find_reactor
+from anyaccel.pool.reactor import NO_TIMER, allow_forks, find_reactor, run_guarded
 from anyaccel.probe import Machine, parse_machine
+from anyaccel.text import printable
 
 if TYPE_CHECKING:
     from anyaccel.launcher import EarlySignal
+    from anyaccel.ledger import LeaseRecord
     from anyaccel.linux import WorkerGroup
     from anyaccel.pool.actor import ActorState
     from anyaccel.scheduler import Verdict
 
 LOOK_SECONDS = 0.05
 """Interval in seconds between two checks whether other processes wait for devices of our idle processes."""
+TELL_SECONDS = 5.0
+"""Time after which a wait for devices that others hold is reported."""
 PROCESSORS = len(os.sched_getaffinity(0))
 """Number of processors that this process may use: the limit of simultaneous calls without devices."""
 MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
@@ -93,6 +107,7 @@ class CallQueue:
         refused_at: Value of the broker's change counter when devices were refused last.
         acquisition: The place of the first call in the machine's queue; None if it has none.
         asked_at: Time at which that place was taken.
+        told: Whether the wait was reported.
         watched: Descriptors that report changes of the ledger.
         timer: Timer of the next attempt to get devices.
     """
@@ -107,6 +122,7 @@ class CallQueue:
         self.ids: frozenset[str] = frozenset() if resolved is None else resolved.ids
         self.acquisition: Acquisition | None = None
         self.asked_at = 0.0
+        self.told = False
         self.watched: list[int] = []
         self.timer = NO_TIMER
 
@@ -402,6 +418,8 @@ class Broker:
             queue.asked_at = time.monotonic()
         lease = queue.acquisition.attempt()
         if lease is None:
+            if not (queue.told or self.private) and time.monotonic() - queue.asked_at > TELL_SECONDS:
+                self._report_wait(queue, queue.acquisition, call.name)
             self._watch_ledger(queue, resolved, queue.acquisition)
             return None
         queue.acquisition.leave_line()
@@ -411,6 +429,25 @@ class Broker:
         opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ)
         queue.acquisition = None  # last: after an error, the caller undoes the acquisition
         return opened
+
+    def _report_wait(self, queue: CallQueue, acquisition: Acquisition, name: str) -> None:
+        """Report to the logger ``anyaccel.wait`` what the first call of a queue waits for, once for a queue.
+
+        Nothing is said if workers of this process hold wanted devices, or the ledger cannot be read.
+        """
+
+        def tell(place: int, records: tuple[LeaseRecord, ...]) -> None:
+            holders, acquired = self.scope.select_records(records), list_own_leases()
+            if not any(each.pid == os.getpid() and each.id not in acquired for each in holders):
+                queue.told = True
+                sentence = printable(f"{name} is {describe_wait(place, holders, acquisition.limits)}")
+                with allow_forks():
+                    run_guarded(partial(logging.getLogger("anyaccel.wait").warning, "anyaccel: %s", sentence))
+
+        acquisition.on_wait = tell
+        with contextlib.suppress(AnyaccelError):
+            acquisition.report()
+        acquisition.on_wait = None
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
         """Have the devices requested again after a relevant change of the ledger, or after a pause.

@@ -416,7 +416,7 @@ def check_success(job: Job) -> None:
     """
     if job.state != "done":
         raise DependencyError(
-            f"job {job.id} did not succeed (it is {job.state}), and this job needs that",
+            f"job {job.id} did not succeed ({job.state}), and this job needs its success",
             hint=f"'anyaccel redo {job.id}' runs it again; --after does not ask for its success",
         )
 
