@@ -59,8 +59,9 @@ def choose_devices(devices: Sequence[Device], count: int, including: Collection[
     missing = [each for each in including if each not in positions]
     if missing:
         raise UsageError(f"including must name devices to choose from (got {missing[0]!r})")
-    if not isinstance(count, int) or not len(set(including)) <= count <= len(positions):
-        raise UsageError(f"count must be a whole number from {len(set(including))} to {len(positions)} (got {count!r})")
+    given: object = count  # callers without a type checker may pass any value
+    if not isinstance(given, int) or not len(set(including)) <= given <= len(positions):
+        raise UsageError(f"count must be a whole number from {len(set(including))} to {len(positions)} (got {given!r})")
     topology, free = Topology(devices), (1 << len(devices)) - 1
     if not including:
         return tuple(devices[position] for position in bits(topology.best_set(free, count) if count else 0))
