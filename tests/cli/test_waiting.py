@@ -185,6 +185,7 @@ def test_a_shell_with_the_masks_of_an_ended_lease_is_told_which_variable_hides_d
         assert done.returncode == 3
         assert "hidden by the environment: acme/1." in done.stdout + done.stderr
         assert hint in done.stdout + done.stderr
+    assert "anyaccel: acme/1 hidden by ACME_VISIBLE of this shell\n" in anyaccel("status").stderr
     monkeypatch.delenv("ACME_VISIBLE")
     inside = anyaccel("run", "A1:1", "--", *RUN[:4], "A1:2", "--", "true")
     assert ("hidden" in inside.stderr, "unset" in inside.stderr) == (True, False), "there, the mask is right"

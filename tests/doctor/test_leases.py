@@ -147,7 +147,7 @@ def test_what_a_holder_left_running(start, state):
     (carrier,) = lease.carriers
     assert f"is kept: process {carrier} (" in message
     assert carrier != holder.pid
-    assert fix.startswith(f"'anyaccel release {lease.id}' ends them")
+    assert fix.startswith(f"'anyaccel release {lease.id}' ends the processes that keep its device; ")
 
 
 def test_a_holder_that_is_stopped(start, state):

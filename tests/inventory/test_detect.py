@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import subprocess
+import sys
 
 import anyaccel as aa
 import psutil
@@ -254,3 +256,12 @@ def test_a_damaged_recording_is_refused(content, message, tmp_path):
     (tmp_path / "machine.json").write_text(content)
     with pytest.raises(aa.MachineError, match=message):
         aa.detect(str(tmp_path))
+
+
+def test_a_simulated_machine_needs_no_module_about_real_ones(acme):
+    code = (
+        "import sys, anyaccel; anyaccel.detect('sim:A1:2'); print([name for name in sys.modules if name in sys.argv])"
+    )
+    about = ["anyaccel.inventory.contested", "anyaccel.inventory.memory", "anyaccel.probe.context"]
+    done = subprocess.run([sys.executable, "-c", code, *about], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -279,7 +279,7 @@ device = _Backend()
     )
     program = f"""
         import anyaccel, sys
-        sys.path.append({str(tmp_path)!r})
+        sys.path.insert(0, {str(tmp_path)!r})
         devices = anyaccel.use("APU:0.5", machine={MACHINE!r}, cap=True)
         import torch
         print(torch.device.fractions)

@@ -88,6 +88,11 @@ def test_every_distribution_has_its_tox_environment():
     assert re.findall(r"^-e plugins/(\w+)$", together, re.MULTILINE) == VENDORS
 
 
+def test_ci_runs_the_environment_of_every_extra():
+    (listed,) = re.findall(r'"([\w,-]+),\$software\$\{plugins', (ROOT / ".ci/run").read_text())
+    assert set(EXTRAS) <= set(listed.split(","))
+
+
 def test_every_plugin_is_in_the_table_of_support():
     page = (ROOT / "docs" / "reference" / "vendors.md").read_text()
     rows = re.findall(r"^\| \[([^]]+)\]\(\.\./\.\./plugins/(\w+)/README\.md\) \|", page, re.MULTILINE)

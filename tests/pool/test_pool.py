@@ -368,6 +368,27 @@ def test_what_cannot_be_pickled_fails_and_nothing_else_does(pool):
     assert cpu.submit(square, 3).result() == 9
 
 
+def test_what_cannot_be_pickled_is_named(pool):
+    cpu, lock = pool(), threading.Lock()
+    calls = {
+        "the arguments of square": lambda: cpu.submit(square, lock),
+        "the variable lock": lambda: cpu.submit(lambda: lock),
+        "the global LOCK": lambda: cpu.submit(use_lock, 3),
+    }
+    for name, submit in calls.items():
+        with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object") as caught:
+            submit().result()
+        assert caught.value.__notes__ == [f"what cannot be sent: {name}"]
+
+
+LOCK = threading.Lock()
+
+
+def use_lock(number):
+    with LOCK:
+        return abs(number)
+
+
 def test_what_belongs_to_its_process_says_so_where_it_is_sent(pool):
     """A function takes along the globals that it uses, a method its object."""
     cpu = pool()

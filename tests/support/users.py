@@ -14,7 +14,7 @@ from pathlib import Path
 
 from empty_folders import empty, mount
 
-_EMPTY = {"/run", "/dev/shm", "/tmp", "/home", "/var/lib"}
+_EMPTY = {"/run", "/dev/shm", "/tmp", "/home", "/root", "/var/lib"}
 
 
 def closed(path: str) -> str | None:

@@ -207,7 +207,7 @@ def test_a_job_is_submitted_again_as_it_was(run, tmp_path, monkeypatch):
     assert json.loads(run("redo", "--json", again))["command"] == list(jobs_.find(again).command)
 
 
-def test_an_earlier_job_that_has_ended_is_not_waited_for_by_name(run, anyaccel):
+def test_an_earlier_job_or_a_time_that_is_over_is_not_waited_for_by_name(run, anyaccel):
     first = submit(run, "true")
     run("wait", first)
     with aa.acquire("A1:1"):
@@ -216,6 +216,8 @@ def test_an_earlier_job_that_has_ended_is_not_waited_for_by_name(run, anyaccel):
         assert f"job {number} waits for its devices;" in done.stderr
         later = anyaccel("run", "--detach", "A1:1", "--after", number, "--begin", "2030-01-01", "--", "true")
         assert f" waits for job {number} and until 2030-01-01;" in later.stderr
+        past = anyaccel("run", "--detach", "A1:1", "--begin", "2020-01-01", "--", "true")
+        assert " waits for its devices;" in past.stderr
     run("wait", number)
 
 

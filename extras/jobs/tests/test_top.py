@@ -184,6 +184,21 @@ def test_why_is_asked(acme):
     drive(act, looks())
 
 
+def test_escape_leaves_a_question_without_an_answer(acme):
+    async def act(pilot, app):
+        for key in ("w", "/"):
+            await pilot.press(key)
+            await until(pilot, lambda: isinstance(app.screen, Ask))
+            await pilot.press(*"none", "escape")
+            await until(pilot, lambda: not isinstance(app.screen, Ask))
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            assert not isinstance(app.screen, Details)
+        assert shows(app, "acme/0")()
+
+    drive(act, looks(), interval=NEVER)
+
+
 def test_a_lease_of_ones_own_is_released_after_a_question(acme, anyaccel):
     held = anyaccel("--machine", MACHINE, "hold", "APU:1")
     assert held.returncode == 0, held.stderr
@@ -270,7 +285,10 @@ def test_what_belongs_to_others_is_left_alone():
         await pilot.press("tab", "x")
         await until(pilot, shows(app, "none of the waits here is yours"))
         await pilot.press("enter")
-        await until(pilot, shows(app, "request   GPU:2"))
+        await until(pilot, shows(app, "request    GPU:2"))
+        assert shows(app, "waited     2m05s")()
+        assert shows(app, "starts by  unknown")()
+        assert shows(app, "reason     its process is stopped")(), "in the table it may be cut"
 
     drive(act, lambda: sample, interval=NEVER)
 

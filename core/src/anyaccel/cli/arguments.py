@@ -56,6 +56,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a usage error, with the closest option as a suggestion."""
         hint = f"see '{self.prog} --help'"
+        argument, ignored, value = message.partition(": ignored explicit argument ")
+        if ignored:  # argparse's words for --detach=2
+            message = f"{argument} takes no value (got {value})"
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             # argparse lists all that it does not know: the first one is the culprit.

@@ -25,7 +25,7 @@ from anyaccel.model import (
     format_units,
 )
 from anyaccel.probe import HOST
-from anyaccel.text import clock, gibibytes
+from anyaccel.text import clock, gibibytes, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -260,13 +260,18 @@ def take_sample(
 
 
 def machine_notes(inventory: Inventory) -> list[str]:
-    """Return a remark for a machine that is not this host, and one for a view from inside a lease."""
+    """Return remarks for a machine that is not this host, a view from inside a lease, and masks in the environment."""
     notes = []
     if inventory.machine != HOST:
         kind = "simulated" if inventory.machine.startswith("sim:") else "recorded"
         notes.append(f"{kind} machine {inventory.machine}")
     if (lease := os.environ.get(LEASE_VARIABLE)) and anyaccel.current() is not None:
         notes.append(f"inside lease {lease}: all other devices are hidden, and so are leases from outside")
+    elif hidden := {device.id: device.name for device in inventory.devices if not device.visible}:
+        from anyaccel.launcher.verdicts import find_masks
+
+        if masks := find_masks(inventory, hidden, os.environ):
+            notes.append(f"{output.device_names(hidden.values())} hidden by {listed(masks)} of this shell")
     return notes
 
 

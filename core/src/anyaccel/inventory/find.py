@@ -101,7 +101,7 @@ def _ask(
     """Ask the possible vendors; return their reports and devices."""
     from anyaccel.vendors.process import ask
 
-    do_meanwhile(_import_rest)
+    do_meanwhile(functools.partial(_import_rest, real=facts is not None))
     detect = functools.partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
     outcomes, _ = detect(machine, vendors=present, more={each: {"names": True} for each in unnamed})
@@ -135,11 +135,13 @@ def _ask(
     return reports, limited(answers.qualify_ids(contested), facts)
 
 
-def _import_rest() -> None:
-    """Import the modules for the answers, while the vendors answer."""
+def _import_rest(*, real: bool) -> None:
+    """Import the modules for the answers, while the vendors answer; ``real`` unless the machine is simulated."""
     import anyaccel.inventory.answers
-    import anyaccel.inventory.contested
-    import anyaccel.inventory.memory  # noqa: F401
+
+    if real:
+        import anyaccel.inventory.contested
+        import anyaccel.inventory.memory  # noqa: F401
 
 
 def _report_unasked(plugin: Source | Problem, state: VendorState, problem: Problem | None = None) -> VendorReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
@@ -223,15 +223,20 @@ def _judge(asked: LedgerRequest, want: Want, ledger: Ledger, priority: int) -> V
 def name_masks(verdict: Verdict, inventory: Inventory, environ: Mapping[str, str]) -> Verdict:
     """Return the verdict with a way out that names the variables that hide devices; unchanged inside of a lease."""
     hidden = {each for reason in verdict.reasons if reason.code is ReasonCode.HIDDEN for each in reason.devices}
-    if not hidden or LEASE_VARIABLE in environ:
-        return verdict
-    vendors = {device.vendor for device in inventory.devices if device.id in hidden}
-    edits = (report.hidden for report in inventory.vendors if report.vendor in vendors)
-    masks = [name for each in edits if each is not None for name in each.set if name in environ]
+    masks = find_masks(inventory, hidden, environ)
     if not masks:
         return verdict
     told = f"in a shell whose lease has ended, 'unset {' '.join(masks)}' shows them again"
     return replace(verdict, ways_out=(*verdict.ways_out, told))
+
+
+def find_masks(inventory: Inventory, hidden: Collection[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of an environment that may hide devices, given by id; none inside of a lease."""
+    if not hidden or LEASE_VARIABLE in environ:
+        return []
+    vendors = {device.vendor for device in inventory.devices if device.id in hidden}
+    edits = (report.hidden for report in inventory.vendors if report.vendor in vendors)
+    return [name for each in edits if each is not None for name in each.set if name in environ]
 
 
 def _without_blocked(

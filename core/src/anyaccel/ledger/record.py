@@ -402,8 +402,8 @@ def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
         "" if file and file.st_uid == os.geteuid() else f"{user_name(file.st_uid)} or root: " if file else "its owner: "
     )
     return (
-        f"{who}'anyaccel release {lease.id}' ends them; "
-        f"'anyaccel release --forget {lease.id}' releases the device even if processes still run"
+        f"{who}'anyaccel release {lease.id}' ends the processes that keep its device; "
+        f"'anyaccel release --forget {lease.id}' releases the device even if they still run"
     )
 
 

@@ -57,7 +57,7 @@ class Reason(Value):
         message: The obstacle in a clause, without capital and period.
         term: The term concerned; None for the whole request.
         devices: Ids of the devices concerned.
-        holders: Ids of the allocations that hold the devices, or of the tickets ahead.
+        holders: Ids of the allocations that hold the devices, of a gang those of its members; or of the tickets ahead.
         filter: Name of the filter concerned; may be empty.
     """
 

@@ -206,9 +206,45 @@ def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
             return data
     if buffers:
         buffers.clear()
+    try:
+        return _dump_by_value(value, keep_inside)
+    except Exception as error:
+        if names := _list_unsent(value):
+            error.add_note(f"what cannot be sent: {', '.join(names)}")
+        raise
+
+
+def _dump_by_value(value: Any, callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    """Pickle a value with cloudpickle; see :func:`_pickler_by_value`."""
     file = io.BytesIO()
-    _pickler_by_value()(file, PROTOCOL, buffer_callback=keep_inside).dump(value)
+    _pickler_by_value()(file, PROTOCOL, buffer_callback=callback).dump(value)
     return file.getvalue()
+
+
+def _list_unsent(value: Any) -> list[str]:
+    """Return which parts of a call cannot be pickled, in words: arguments, globals of the function, its closure.
+
+    Empty for other values, and when each part can be pickled by itself.
+    """
+    work: Any = value if isinstance(value, tuple) else (None,)
+    function, *parts = work or (None,)
+    named: list[tuple[str, Any]] = []
+    if callable(function):
+        named.append((f"the arguments of {getattr(function, '__name__', 'the call')}", parts))
+    if isinstance(function, types.FunctionType):
+        code = function.__code__
+        variables = ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+        named += [(f"the global {name}", part) for name, part in variables]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it has no value yet
+                named.append((f"the variable {name}", cell.cell_contents))
+    found: list[str] = []
+    for name, part in named:
+        try:
+            _dump_by_value(part)
+        except Exception:  # noqa: BLE001 - code of the value
+            found.append(name)
+    return found
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

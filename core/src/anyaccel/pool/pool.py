@@ -54,7 +54,8 @@ class Submitter(Executor):
         """Return a submitter to the same pool with other options for calls; the options of this object stay.
 
         Options that are not given are those of this object, except that ``needs`` resets ``max_calls`` to the default.
-        The pool lives as long as the submitter.
+        The pool lives as long as the submitter. To shut the submitter down, also by a ``with`` statement, shuts the
+        pool down.
 
         Args:
             needs: The devices that a call holds while it runs; None for the CPU alone.

@@ -287,10 +287,10 @@ def detach(
         return status
     output.print_line(job.id)
     if job.state == "waiting":
-        # Such a job is not in the queue for devices yet. An earlier job that has ended is not waited for.
+        # Such a job is not in the queue for devices yet. What is over, an earlier job or a time, is not waited for.
         live = {each.id for each in active_jobs()}
         reasons = [f"for job {each}" for each in (*job.after, *job.after_ok) if each in live]
-        reasons += [f"until {clock(job.begins)}"] if job.begins else []
+        reasons += [f"until {clock(job.begins)}"] if (job.begins or 0) > time.time() else []
         how = f"waits {' and '.join(reasons) or 'for its devices'}"
     else:
         how = f"runs with {output.device_names(job.devices)}" if job.devices else "runs"

@@ -18,7 +18,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
 from anyaccel.linux import process
 from anyaccel.model import Device, write_labels
-from anyaccel.text import cells, clock, memory, printable
+from anyaccel.text import cells, clock, elapsed, memory, printable
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -199,8 +199,8 @@ class Confirm(ModalScreen[str]):
         self.dismiss("")
 
 
-class Ask(ModalScreen[str]):
-    """A question for a line of text."""
+class Ask(ModalScreen[str | None]):
+    """A question for a line of text; None for no answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back")]
     CSS = "Ask { align: center middle; } Ask Vertical { height: auto; width: 76; background: $surface; }"
@@ -221,8 +221,8 @@ class Ask(ModalScreen[str]):
         self.dismiss(event.value)
 
     def action_leave(self) -> None:
-        """Close the screen with the text before."""
-        self.dismiss(self._text)
+        """Close the screen without an answer."""
+        self.dismiss(None)
 
 
 class Top(App[None]):
@@ -421,8 +421,9 @@ class Top(App[None]):
         """Ask for a filter of the devices."""
 
         def use(text: str | None) -> None:
-            self._filter = text or ""
-            self._draw()
+            if text is not None:
+                self._filter = text
+                self._draw()
 
         self.push_screen(Ask("Show devices with this in their name, type, id or holders:", self._filter), use)
 
@@ -435,7 +436,10 @@ class Top(App[None]):
         if isinstance(chosen, Device):
             lines = device_details(chosen, self._sample, room)
         elif isinstance(chosen, TicketRecord):
-            lines = _facts([(name, str(getattr(chosen, name))) for name in _OF_TICKET], room)
+            facts = [(name, str(getattr(chosen, name))) for name in _OF_TICKET]
+            starts = "unknown" if chosen.starts is None else clock(chosen.starts)
+            facts += [("waited", elapsed(chosen.waited)), ("starts by", starts), ("reason", chosen.reason)]
+            lines = _facts(facts, room)
         else:
             names = ("id", "state", "request", "note", "directory", "lease", "log")
             facts = [(name, str(getattr(chosen, name))) for name in names]
