@@ -99,6 +99,16 @@ def test_workers_draw_their_own_numbers_with_what_is_preloaded(pool, tmp_path, m
     assert len(drawn) == 3
 
 
+def test_a_module_comes_from_the_module_path_of_its_pool(pool, tmp_path, monkeypatch):
+    for place in ("one", "other"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "moved.py").write_text(f"PLACE = {place!r}\n")
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / place))
+            ready = pool("A1:1", preload=["moved"])
+            assert ready.submit(lambda: sys.modules["moved"].PLACE).result() == place
+
+
 def test_threads_that_end_at_a_fork_may_be_started_at_import(pool, tmp_path, monkeypatch):
     """As OpenBLAS does it, in a module that is there without it."""
     (tmp_path / "careful.py").write_text(

@@ -337,13 +337,14 @@ class WorkerServer(client.ForkServer):
 def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
     """Return the living fork server that has preloaded exactly these modules, or start a new server.
 
-    Servers with other modules are left running.
+    With another module path, such a module may be another one. Servers with other modules are left running.
 
     Raises:
         WorkerStartError: When it cannot be started.
     """
-    key = tuple(preload)
-    return client.find_server((WorkerServer, key), lambda: WorkerServer(key))
+    modules = tuple(preload)
+    path = tuple(map(str, sys.path)) if modules else ()
+    return client.find_server((WorkerServer, modules, path), lambda: WorkerServer(modules))
 
 
 def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
