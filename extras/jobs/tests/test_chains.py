@@ -210,7 +210,7 @@ def test_a_job_is_submitted_again_as_it_was(run, tmp_path, monkeypatch):
 def test_an_earlier_job_or_a_time_that_is_over_is_not_waited_for_by_name(run, anyaccel):
     first = submit(run, "true")
     run("wait", first)
-    with aa.acquire("A1:1"):
+    with aa.acquire("A1:2"):
         done = anyaccel("run", "--detach", "A1:1", "--after-ok", first, "--", "true")
         number = done.stdout.strip()
         assert f"job {number} waits for its devices;" in done.stderr
