@@ -108,9 +108,8 @@ class Results(Iterator[T]):
                 self._accept(future.result(self._seconds_left()))
             if self._has_next():
                 return self._next()
-        except (
-            StopIteration
-        ) as error:  # as in a generator: the end of the iteration would hide that results are missing
+        except StopIteration as error:
+            # As in a generator: the end of the iteration would hide that results are missing.
             self.close()
             raise RuntimeError("a call raised StopIteration") from error
         except BaseException:
