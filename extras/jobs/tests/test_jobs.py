@@ -455,7 +455,8 @@ def test_a_job_and_its_leases_are_one_thing_to_cancel(run, anyaccel):
 
 
 def test_a_lost_job_is_to_cancel_as_long_as_something_of_it_runs(run, anyaccel):
-    lost = submit(run, "sleep", "1000")
+    lost = submit(run, "sh", "-c", "touch begun; exec sleep 1000")
+    until(Path("begun").exists, "the command")
     os.kill(jobs_.find(lost).pid, signal.SIGKILL)
     until(lambda: state(lost) == "lost", "the end of the supervisor")
     assert anyaccel("cancel").stderr == f"anyaccel: job {lost} was lost already; what it had left running is ended\n"
