@@ -73,8 +73,7 @@ DEADLINE_SECONDS = 10.0
 TASKS = "anyaccel.vendors.tasks"
 """Name of the module that runs in a vendor's process. No other process should import it."""
 PRELOAD = (TASKS, "anyaccel.kit", "anyaccel.vendors.guarded")
-"""Modules that are imported once for the processes of all vendors: the tasks, the kit of most plug-ins, and the loop of
-the calls, without which a `run` takes 1 % longer."""
+"""Modules that are imported once for processes of all vendors: tasks, the kit of most plug-ins, the loop of calls."""
 
 
 def find_server(*preload: str) -> client.ForkServer:
