@@ -123,11 +123,9 @@ class _Running:
             finally:
                 os.close(output)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+    def __del__(self) -> None:
         if hasattr(self, "calls"):  # unless no descriptor was left
-            self.calls.close()
-        if self.output >= 0:
-            close(self.output)  # "os" may have gone when the interpreter ends
+            self.release()
 
     def send(self, function: str, payload: Any, seconds: float) -> None:
         """Send a call.
@@ -195,9 +193,9 @@ class _Running:
         if self.output >= 0:
             self._close_output()
 
-    def _close_output(self) -> None:
+    def _close_output(self, close: Callable[[int], None] = os.close) -> None:
         output, self.output = self.output, -1  # first: a fork in between would close the pipe a second time
-        os.close(output)
+        close(output)  # "os" may have gone when the interpreter ends
 
     def _abort(self) -> None:
         from anyaccel.linux.process import state

@@ -369,9 +369,6 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     start = time.monotonic()
     machine = decode(Machine, payload["machine"])
     answer: dict[str, Any] = {}
-    if payload.get("names"):  # presence.json does not list the products
-        with contextlib.suppress(PluginError):  # 'anyaccel plugins' and 'anyaccel check' report the fault
-            answer["products"] = _names(plugin.products())
     if machine.simulated or payload.get("simulate"):
         from anyaccel.vendors.simulate import simulate
 
@@ -379,6 +376,9 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         environ = payload["environ"]
     else:
+        if payload.get("names"):  # presence.json does not list the products
+            with contextlib.suppress(PluginError):  # 'anyaccel plugins' and 'anyaccel check' report the fault
+                answer["products"] = _names(plugin.products())
         facts = machine.facts(payload["environ"])
         # On a recording, masks of the caller count like on the recorded machine.
         environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
