@@ -14,7 +14,6 @@ import select
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from typing import NamedTuple
 
 import pyte
 from pyte.screens import Char
+from temporary_state import temporary_state
 
 FILE = Path(__file__).parent.parent / "docs" / "images" / "recording.svg"
 MACHINE = "sim:H100:4"
@@ -61,7 +61,7 @@ class Frame(NamedTuple):
 
 def main(file: Path) -> None:
     """Record the commands into a file."""
-    with tempfile.TemporaryDirectory(prefix="anyaccel-") as state:
+    with temporary_state() as state:
         environ = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
         environ |= {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

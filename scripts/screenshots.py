@@ -31,6 +31,7 @@ from anyaccel.ledger.record import describe_obstacles
 from anyaccel.model import Device, Stats, replace
 from rich.console import Console
 from rich.text import Text
+from temporary_state import temporary_state
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 MACHINE = "sim:H100:8"
@@ -61,7 +62,7 @@ PATIENCE = 60.0
 def main(directory: Path) -> None:
     """Draw all pictures into a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="anyaccel-") as state:
+    with temporary_state() as state:
         os.environ["ANYACCEL_STATE_DIR"] = state
         os.environ["ANYACCEL_MACHINE"] = MACHINE
         inventory = anyaccel.detect()
@@ -79,7 +80,7 @@ def main(directory: Path) -> None:
                 draw_status(directory / f"status-{width}.svg", made_up(samples.take_sample(inventory), LOOKS), width)
                 draw_top(directory / f"top-{width}.svg", inventory, width)
                 draw_queue(directory / f"queue-{width}.svg", width)
-                draw_jobs(directory / f"jobs-{width}.svg", width)
+                draw_jobs(directory / f"jobs-{width}.svg", width, tempfile.mkdtemp(dir=state))
         finally:
             for process in waiting:
                 process.terminate()
@@ -174,35 +175,32 @@ class Terminal(io.StringIO):
         return True
 
 
-def draw_jobs(file: Path, width: int) -> None:
-    """Draw the jobs of a user, on a machine where nothing else runs."""
-    with tempfile.TemporaryDirectory(prefix="anyaccel-") as state:
-        environ = {**os.environ, "ANYACCEL_STATE_DIR": state, "XDG_STATE_HOME": state, "COLUMNS": str(width)}
-        anyaccel = [sys.executable, "-m", "anyaccel"]
-        os.mkdir(f"{state}/bin")
-        python = Path(state, "bin", "python")
-        python.write_text("#!/bin/sh\ncase $1 in prepare.py) ;; *) exec sleep 1000;; esac\n")
-        python.chmod(0o755)
-        environ["PATH"] = f"{state}/bin:{environ['PATH']}"
+def draw_jobs(file: Path, width: int, state: str) -> None:
+    """Draw the jobs of a user, on a machine where nothing else runs: with an empty directory for leases and jobs."""
+    environ = {**os.environ, "ANYACCEL_STATE_DIR": state, "XDG_STATE_HOME": state, "COLUMNS": str(width)}
+    anyaccel = [sys.executable, "-m", "anyaccel"]
+    os.mkdir(f"{state}/bin")
+    python = Path(state, "bin", "python")
+    python.write_text("#!/bin/sh\ncase $1 in prepare.py) ;; *) exec sleep 1000;; esac\n")
+    python.chmod(0o755)
+    environ["PATH"] = f"{state}/bin:{environ['PATH']}"
 
-        def call(*arguments: str, output: int = subprocess.DEVNULL) -> None:
-            subprocess.run([*anyaccel, *arguments], env=environ, check=True, stdout=output, stderr=subprocess.DEVNULL)
+    def call(*arguments: str, output: int = subprocess.DEVNULL) -> None:
+        subprocess.run([*anyaccel, *arguments], env=environ, check=True, stdout=output, stderr=subprocess.DEVNULL)
 
-        for options, command in JOBS:
-            call("run", "--detach", *options, "--", *command.split())
-            if "prepare.py" in command:
-                call("wait", "1")
-                while b'"lease"' in subprocess.check_output([*anyaccel, "status", "--json"], env=environ):
-                    time.sleep(0.1)  # the supervisor has told the end, and holds the device until it has exited
-        main_end, end = pty.openpty()
-        call("jobs", output=end)
-        os.close(end)
-        printed = b""
-        with contextlib.suppress(OSError):  # raised at the end, when no process has the terminal open
-            while data := os.read(main_end, 1 << 16):
-                printed += data
-        os.close(main_end)
-        call("cancel", "--all")
+    for options, command in JOBS:
+        call("run", "--detach", *options, "--", *command.split())
+        if "prepare.py" in command:
+            call("wait", "1")
+    main_end, end = pty.openpty()
+    call("jobs", output=end)
+    os.close(end)
+    printed = b""
+    with contextlib.suppress(OSError):  # raised at the end, when no process has the terminal open
+        while data := os.read(main_end, 1 << 16):
+            printed += data
+    os.close(main_end)
+    call("cancel", "--all")
     draw_text(file, "anyaccel jobs", printed.decode().replace("\r", ""), width)
 
 
