@@ -281,8 +281,6 @@ def _prepare_lease() -> None:
 
     An error of the ledger is left to the acquisition.
     """
-    import ctypes  # noqa: F401 - for the monitor
-
     import anyaccel.launcher.hold
     import anyaccel.launcher.monitor
     import anyaccel.probe.processors  # noqa: F401

@@ -31,7 +31,7 @@ from anyaccel.errors import AnyaccelError, ConfigurationError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease
 from anyaccel.launcher.open_lease import UsageMeter, is_journal_kept, is_journal_wanted
-from anyaccel.launcher.start import fork_child, start_detached, start_helper
+from anyaccel.launcher.start import fork_child, start_helper
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, describe_timeout, print_line
 from anyaccel.ledger import Ledger
 from anyaccel.linux import GRACE_SECONDS, Mark, list_descriptors, process, signal
@@ -102,10 +102,9 @@ def start_monitor(
         lease.remove_group()
         return 0
 
-    pipe = _start(watch, keep_error=limit is not None and not stays)
+    unlimited = lease.id if until is not None and not stays else ""
+    pipe = _start(watch, unlimited, keep_error=limit is not None and not stays)
     if pipe is None:
-        if until is not None and not stays:
-            _warn_unlimited(lease.id)
         return
     if stays:
         lease.attach_writer(partial(_send_status, pipe))
@@ -132,50 +131,65 @@ def end_in_time(lease: str, until: float) -> None:
     """
     sampler = Sampler(Inventory(machine=HOST, devices=()), 0.0, print)
     watch = _LeaseWatch(Ledger.open(), lease, TimeLimit(seconds=0.0, until=until), (), sampler)
-    pipe = _start(lambda _: watch.run((0, 0)))
-    if pipe is None:
-        _warn_unlimited(lease)
-    else:
+    pipe = _start(lambda _: watch.run((0, 0)), lease)
+    if pipe is not None:
         os.close(pipe)
 
 
-def _warn_unlimited(lease: str) -> None:
-    """Print on standard error that no monitor ends the processes of a lease at the time limit."""
-    print_error(f"no process can be made to end lease {lease} at its time limit; 'anyaccel release {lease}' ends it")
+def _start(watch: Callable[[int], int], unlimited: str, *, keep_error: bool = False) -> int | None:
+    """Start a process outside this one's children, and call a function there; return before the function ends.
 
-
-def _start(watch: Callable[[int], int], *, keep_error: bool = False) -> int | None:
-    """Start a process outside this one's children, detach the process by :func:`_detach`, and call a function there.
-
-    Returns before the function ends.
+    The process has a session of its own, the name ``NAME``, and no descriptor of the caller but the pipe and, possibly,
+    a copy of standard error. SIGTERM and the signals of a terminal have no effect.
 
     Args:
         watch: Called with the descriptor of standard error, -1 for none; returns the exit status.
+        unlimited: Identity of the lease whose time limit nothing enforces without the process, for a line on standard
+            error; empty for none.
         keep_error: Whether the process keeps standard error.
 
     Returns:
-        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made or
-        detached.
+        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made.
 
     Raises:
         OSError: If no descriptor is free for the pipe.
     """
     reader, writer = os.pipe()
 
+    def run() -> int:
+        try:
+            error = _close_inherited(reader, keep_error=keep_error)
+        except OSError:
+            _warn(unlimited)
+            return 1
+        return watch(error)
+
     # Two forks: the first leaves the session and exits, so that the second is a child of init, and no zombie of ours.
-    def leave(_: int) -> int:
-        error = _detach(reader, keep_error=keep_error)
-        fork_child(lambda: watch(error))
+    # What takes long is left to the second, since a command waits for the first.
+    def leave() -> int:
+        _leave_session()
+        try:
+            fork_child(run)
+        except OSError:
+            return 1
         return 0
 
     try:
-        failed = bool(start_detached(leave)[1])
+        failed = bool(process.reap(fork_child(leave)))
     except OSError:
         failed = True
     os.close(reader)
     if failed:
         os.close(writer)
+        _warn(unlimited)
     return None if failed else writer
+
+
+def _warn(unlimited: str) -> None:
+    """Print on standard error that no monitor ends the processes of a lease at the time limit; nothing if empty."""
+    if unlimited:
+        way_out = f"'anyaccel release {unlimited}' ends it"
+        print_error(f"no process can be made to end lease {unlimited} at its time limit; {way_out}")
 
 
 def _send_status(pipe: int, status: int | None = None, *, timed_out: bool = False) -> None:
@@ -198,11 +212,20 @@ def _read_status(pipe: int) -> tuple[int | None, bool]:
         return None, False
 
 
-def _detach(status: int, *, keep_error: bool) -> int:
-    """Turn this process into a monitor named ``NAME``, unaffected by SIGTERM and the signals of a terminal.
+def _leave_session() -> None:
+    """Move this process into a session of its own, named ``NAME``, unaffected by SIGTERM and a terminal's signals."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # A handler, unlike SIG_IGN, is not inherited by the tools that a vendor's plug-in starts.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    process.set_name(NAME)
 
-    All descriptors are closed but the pipe and, possibly, a copy of standard error. The standard streams lead to
-    ``/dev/null``, and the working directory is ``/``.
+
+def _close_inherited(status: int, *, keep_error: bool) -> int:
+    """Close all descriptors but the pipe and, possibly, a copy of standard error.
+
+    The standard streams lead to ``/dev/null``, and the working directory is ``/``.
 
     Args:
         status: Read end of the pipe, which becomes ``_STATUS``.
@@ -214,10 +237,6 @@ def _detach(status: int, *, keep_error: bool) -> int:
     Raises:
         OSError: If a descriptor cannot be opened, copied or listed.
     """
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # A handler, unlike SIG_IGN, is not inherited by the tools that a vendor's plug-in starts.
-    signal.signal(signal.SIGTERM, lambda *_: None)
     if status != _STATUS:
         os.dup2(status, _STATUS, inheritable=False)
     error = -1
@@ -229,7 +248,6 @@ def _detach(status: int, *, keep_error: bool) -> int:
         os.dup2(null, descriptor)
     os.closerange(max(_STATUS, error) + 1, max(list_descriptors()) + 1)
     os.chdir("/")  # so that a mounted directory can be unmounted
-    process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
     return error
 
