@@ -118,10 +118,10 @@ def main(args: argparse.Namespace) -> int:
     if since >= until:
         raise UsageError("--since must be before --until", hint="a date alone is its first moment, at 00:00")
     entries = [part for entry in journal.read(since=since) if (part := clipped(entry, since, until))]
-    if args.plot:
+    available = (until - since) * _count_devices(args)
+    if args.plot:  # after what may be refused
         _write(args.plot, entries, since, until)
     rows = summarize(entries, args.by)
-    available = (until - since) * _count_devices(args)
     if available:
         rows = [replace(row, share=row.device_seconds / available) for row in rows]
     total = _row("total", [(entry, entry.devices) for entry in entries], apart=args.by in _APART)
