@@ -407,7 +407,7 @@ def test_ctrl_c_on_a_terminal_stops_tidily_and_says_how_to_go_on(script, acme, a
         until(lambda: Path("ready1").exists() and Path("ready2").exists(), "two commands")
         os.write(terminal, b"\x03")
         data = read_to_end(terminal)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
     finally:
         os.close(terminal)
     shown = assert_plain(data.replace(b"^C", b""))

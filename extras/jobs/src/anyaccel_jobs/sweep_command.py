@@ -171,9 +171,19 @@ def main(args: argparse.Namespace) -> int:
         )
         return 0
     check_job_options(args)
-    if args.detach:
-        return _detach(args, commands)
-    return _run(args, commands)
+    return _detach(args, commands) if args.detach else _run_here(args, commands)
+
+
+def _run_here(args: argparse.Namespace, commands: Commands) -> int:
+    """Run the sweep in this process.
+
+    Raises:
+        KeyboardInterrupt: When SIGINT stopped it.
+    """
+    status = _run(args, commands)
+    if status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    return status
 
 
 def _detach(args: argparse.Namespace, commands: Commands) -> int:
