@@ -197,3 +197,44 @@ def test_the_interpreter_that_forks_commands_for_tests_gets_no_mark_and_its_end_
     with pytest.raises(RuntimeError, match=f"ended: exit status {-signal.SIGKILL}"):
         server.ask({})
     assert preloaded._server().ask({}) == 0
+
+
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may run where a shell has it ignored
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["env", "GPU:1", "--declare", "GPU=1"]
+from anyaccel.cli import program
+program()
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["anyaccel.forkserver.start", "anyaccel.cli.output", "anyaccel.cli.parser", "anyaccel.cli.env", "anyaccel.shell"],
+)
+def test_ctrl_c_at_any_import_ends_a_command_by_the_signal_without_a_word(module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_an_interrupted_command_ends_the_loop_of_a_shell():
+    # A shell goes on after a command that exits with 130: it has dealt with the interrupt itself.
+    loop = 'for each in 1 2 3; do echo begun; "$@"; done; echo after'
+    words = [
+        "bash",
+        "-c",
+        loop,
+        "bash",
+        sys.executable,
+        "-c",
+        INTERRUPTED.format("anyaccel.cli.env").replace("os.getpid(), ", "0, "),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, start_new_session=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "begun\n")

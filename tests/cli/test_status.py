@@ -168,7 +168,7 @@ def test_a_terminal_is_redrawn_in_place_until_it_is_interrupted():
     os.close(side)
     data = until(lambda data: data.count(b"1 device, 1 free") >= 3, lambda: os.read(main, 1 << 16), process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 130
+    assert process.wait(PATIENCE) == -signal.SIGINT
     os.close(main)
     text = data.decode()
     assert text.startswith("\x1b[2J\x1b[H")
@@ -187,7 +187,7 @@ def test_a_pipe_gets_one_block_after_the_other(arguments):
     os.close(write)
     data = until(lambda data: data.count(b"\n\n") >= 2, lambda: os.read(read, 1 << 16), process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 130
+    assert process.wait(PATIENCE) == -signal.SIGINT
     os.close(read)
     blocks = assert_plain(data).split("\n\n")
     assert re.fullmatch(
@@ -210,7 +210,7 @@ def test_json_is_one_document_a_line():
     os.close(write)
     data = until(lambda data: data.count(b"\n") >= 2, lambda: os.read(read, 1 << 16), process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 130
+    assert process.wait(PATIENCE) == -signal.SIGINT
     os.close(read)
     assert [json.loads(line)["schema"] for line in data.splitlines()[:2]] == ["anyaccel.status/1"] * 2
 

@@ -17,6 +17,7 @@ from anyaccel.ledger import journal
 from anyaccel.ledger.journal import JournalEntry, Used
 from anyaccel.ledger.record import user_name
 from anyaccel.model import replace
+from counting import count_calls
 
 ENTRY = JournalEntry(
     lease="0123456789ab",
@@ -63,6 +64,26 @@ def test_what_is_written_is_read(environ, file):
     assert first.device_seconds == 75.0
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(journal.read(environ, since=1061)) == []
+
+
+def test_lines_that_are_too_old_cost_little(environ):
+    def add():
+        for _ in range(20):
+            journal.write(ENTRY, environ)
+
+    def read(since):
+        return count_calls(lambda: list(journal.read(environ, since=since)))
+
+    add()
+    few_new, few_old = read(ENTRY.ended), read(ENTRY.ended + 1)
+    add()
+    assert read(ENTRY.ended + 1) - few_old < (read(ENTRY.ended) - few_new) / 5
+
+
+def test_a_lease_that_ends_before_its_start_ended_at_its_start(environ):
+    journal.write(replace(ENTRY, ended=ENTRY.began - 10), environ)
+    assert [each.ended for each in journal.read(environ, since=ENTRY.began)] == [ENTRY.began]
+    assert not [*journal.read(environ, since=ENTRY.began + 1)]
 
 
 def test_nothing_fails_where_nothing_can_be_written(tmp_path):

@@ -16,6 +16,7 @@ from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.model import replace
 from anyaccel_jobs import jobs as jobs_
+from counting import count_calls
 from holders import COPIER, copied, mark_of
 from terminals import assert_plain, run_on_terminal
 from waiting import PATIENCE, until
@@ -484,3 +485,40 @@ def test_wait_refuses_jobs_of_other_machines(run):
     job = jobs_.Job(id="1", state="running", host="elsewhere", here=False)
     with pytest.raises(UsageError, match="belongs to elsewhere"):
         jobs_.wait(job)
+
+
+def add_ended(count):
+    """Make the records of jobs that ended long ago, and return their numbers."""
+    old = jobs_.Job(id="", state="done", created=10.0, started=11.0, ended=12.0, host=os.uname().nodename)
+    return [jobs_.create(old).id for _ in range(count)]
+
+
+def test_jobs_of_the_past_cost_little():
+    add_ended(20)
+
+    def count():
+        return count_calls(jobs_.jobs), count_calls(jobs_.active_jobs)
+
+    every, active = count()
+    add_ended(20)
+    more, still_active = count()
+    assert still_active - active < (more - every) / 2
+
+
+def test_a_completed_number_reads_no_record(monkeypatch):
+    numbers = add_ended(20)
+    monkeypatch.setattr(os, "open", None)
+    assert jobs_.list_ids() == numbers
+
+
+def test_a_job_that_ended_before_is_left_out_but_none_that_is_lost():
+    ended, lost = add_ended(2)
+    jobs_.write(replace(jobs_.find(lost), state="running", namespace=jobs_.pid_namespace()))
+    assert [job.id for job in jobs_.jobs(since=12.0)] == [ended, lost]
+    assert [(job.id, job.state) for job in jobs_.jobs(since=13.0)] == [(lost, "lost")]
+
+
+def test_a_record_that_is_no_object_is_left_out():
+    (number,) = add_ended(1)
+    Path(jobs_.find(number).path, "job.json").write_text("[]")
+    assert not jobs_.jobs()

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from anyaccel.cli.sample import take_sample
-from anyaccel.ledger import journal
+from anyaccel.ledger import Ledger, journal
 from anyaccel.ledger.journal import JournalEntry, Used
 from anyaccel.model import Health, Stats, replace
 from anyaccel_jobs import metrics_command as metrics
@@ -177,6 +177,8 @@ def test_the_picture_is_well_formed_whatever_names_say(anyaccel, written, tmp_pa
     assert texts.index("acme/9") < texts.index("acme/10")
     assert anyaccel("report", "--plot", str(tmp_path / "t.svg")).returncode == 0
     ET.parse(tmp_path / "t.svg")
+    assert anyaccel("report", "--plot", str(tmp_path / "u.svg"), "--declare", "x").returncode == 2
+    assert not (tmp_path / "u.svg").exists()  # a refusal changes nothing
     failed = anyaccel("report", "--plot", str(tmp_path / "no" / "t.svg"))
     assert failed.returncode == 1
     assert "cannot be written: No such file or directory" in failed.stderr
@@ -342,3 +344,23 @@ def test_examples_of_monitoring_name_what_is_served(anyaccel, acme, monkeypatch)
     assert f"ExecStart={sys.executable} -m anyaccel metrics --serve 127.0.0.1:9999\n" in unit
     assert {"[Unit]", "[Service]", "[Install]"} <= set(unit.splitlines())
     assert 'targets: ["127.0.0.1:9464"]' in anyaccel("metrics", "--example", "prometheus").stdout
+
+
+def test_a_lease_that_is_still_held_counts_until_now_and_once_when_it_has_ended(anyaccel, acme, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+
+    def rows(by="job"):
+        return list(csv.DictReader(io.StringIO(anyaccel("report", "--by", by, "--csv").stdout)))
+
+    lease = anyaccel("hold", "A1:0.5", "--note", "long").stdout.strip()
+    began = next(record.since for record in Ledger.open().leases() if record.id == lease)
+    before = time.time()
+    (row,) = rows()
+    assert (row["job"].partition(": ")[2], row["leases"]) == ("long", "1")
+    assert (before - began) / 2 - 0.01 < float(row["device_seconds"]) < (time.time() - began) / 2 + 0.01
+    (row,) = rows("device")
+    assert row["device"] == "acme/0"
+    assert anyaccel("release", lease).returncode == 0
+    until(lambda: any(entry.lease == lease for entry in journal.read()), "the line of the lease")
+    (row,) = rows()
+    assert row["leases"] == "1"

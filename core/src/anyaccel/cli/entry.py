@@ -8,7 +8,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 else:
     import _signal as signal  # without enumerations, whose modules '--version' does not import
@@ -27,15 +27,32 @@ def program() -> NoReturn:
     The interpreter is not finalized unless threads, exit handlers, a tracer or a profiler depend on that: finalizing
     takes a fifth of the time of an interpreter's start. SIGCHLD gets its default action: a parent may have it ignored,
     which exec keeps, and then no exit status of a child can be read.
+
+    SIGINT has its default action but while a command runs: Ctrl-C during an import would print a traceback. After an
+    interrupted command this process ends by SIGINT, not with status 130: a loop of a shell would go on after that.
     """
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored in a shell's background
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     import gc
 
     from anyaccel.forkserver.start import allow_fork
 
+    def begin() -> None:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(ALLOCATIONS)
     allow_fork()
-    status = main()
+    interrupted, status = False, 0
+    try:
+        status = _run(sys.argv[1:], begin)
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        interrupted = True
     import atexit
 
     client = sys.modules.get("anyaccel.forkserver.client")
@@ -46,7 +63,13 @@ def program() -> NoReturn:
     alone = threading is None or threading.active_count() == 1
     watched = sys.gettrace() or sys.getprofile() or sys.flags.inspect
     if alone and not watched and atexit._ncallbacks() == ours and _flush():  # noqa: SLF001 - atexit has no public count
+        if interrupted:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command may have blocked it
+            os.kill(os.getpid(), signal.SIGINT)
         os._exit(status)
+    if interrupted:
+        sys.excepthook = lambda *_: None
+        raise KeyboardInterrupt  # the interpreter ends by SIGINT once it is finalized
     sys.exit(status)
 
 
@@ -69,8 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: see :data:`anyaccel.cli.help.EXIT_STATUSES`.
+
+    Raises:
+        KeyboardInterrupt: When the command was interrupted.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    return _run(sys.argv[1:] if argv is None else list(argv), lambda: None)
+
+
+def _run(arguments: Sequence[str], begin: Callable[[], object]) -> int:
+    """Run a command like :func:`main`; ``begin`` is called once the imports are done."""
     if arguments in (["--version"], ["-V"]) and sys.stdout is not None:
         from anyaccel._version import __version__
 
@@ -94,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from anyaccel.cli.parser import dispatch
 
     output.prepare_streams()
-
+    begin()
     return dispatch(arguments)
 
 

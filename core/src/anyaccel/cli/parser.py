@@ -66,8 +66,6 @@ def report_errors(perform: Callable[[], int], *, as_json: bool) -> int:
         return error.exit_code
     except BrokenPipeError:  # the reader has closed the pipe, as 'head' does
         return 0
-    except KeyboardInterrupt:
-        return 130
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:

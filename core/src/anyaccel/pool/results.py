@@ -6,7 +6,6 @@ terminal or in a notebook.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
@@ -14,15 +13,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from math import inf
-from typing import Any, Self, TextIO, TypedDict, TypeVar
+from typing import Any, NamedTuple, Self, TextIO, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError
 from anyaccel.model import Value
-from anyaccel.pool.call import AwaitableFuture, CallFuture, has_result, is_whole, read_exception
+from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.reactor import allow_forks, find_reactor
 from anyaccel.text import elapsed
@@ -243,8 +242,8 @@ class Batches:
         self._tail = max(1, prefetch_limit // 2)
         self._report = ProgressCounter(len(parts), progress if parts else False).count
         self._in_order = in_order
-        self._calls: dict[Future[Any], tuple[int, AwaitableFuture[tuple[Future[Any], int]]]] = {}
-        self._vacant: deque[AwaitableFuture[tuple[Future[Any], int]]] = deque()
+        self._calls: dict[Future[Any], tuple[int, AwaitableFuture[Outcomes]]] = {}
+        self._vacant: deque[AwaitableFuture[Outcomes]] = deque()
         self._over = False
         try:
             while parts and (size is not None or len(self._calls) < prefetch_limit):
@@ -286,10 +285,10 @@ class Batches:
         self._calls[call] = len(batch), place
         return call
 
-    def _add_place(self) -> AwaitableFuture[tuple[Future[Any], int]]:
+    def _add_place(self) -> AwaitableFuture[Outcomes]:
         """Append a place to ``futures``, and return it."""
         # Not the future of a call: that is done before the next batch is submitted, and so would end the loop.
-        place: AwaitableFuture[tuple[Future[Any], int]] = AwaitableFuture()
+        place: AwaitableFuture[Outcomes] = AwaitableFuture()
         place.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
         self.futures.append(place)
         return place
@@ -299,7 +298,7 @@ class Batches:
         find_reactor().call_soon(partial(self._finish, call))
 
     def _finish(self, call: Future[Any]) -> None:
-        """Submit the next batch if sizes are chosen; count this one, and fill a place in ``futures`` with its future.
+        """Submit the next batch if sizes are chosen; count this one, and fill a place in ``futures`` with its outcomes.
 
         A batch with a failed call is followed by a next one, too. Each call without a result counts as failed, also
         calls that did not run after a failure in their batch. If results come in order, the place is that of the batch,
@@ -307,23 +306,20 @@ class Batches:
         remaining calls; the exception of the latter is raised where results are taken, after those that are there.
         """
         count, place = self._calls.pop(call)
-        values: list[Any] = []
-        seconds = 0.0
-        if has_result(call):
-            with contextlib.suppress(RemoteError):  # raised where the results are taken
-                values, _, seconds = read_batch(call, count)
+        outcomes, seconds = read_batch(call, count)
+        done = len(outcomes.values)
         if call.cancelled() and not self._over:  # the pool was shut down
             self.cancel()
         if self._parts:
-            quick = int(BATCH_SECONDS * len(values) / max(seconds, 1e-9))
+            quick = int(BATCH_SECONDS * done / max(seconds, 1e-9))
             size = max(1, min(quick, 4 * count, len(self._parts) // self._tail))
             try:
                 self._submit_next(size, late=True).add_done_callback(self._on_done)
             except BaseException as error:  # noqa: BLE001 - raised where results are taken
                 self.cancel()
                 self._add_place().set_exception(error)
-        self._report(count, count - len(values))
-        (place if self._in_order else self._vacant.popleft()).set_result((call, count))
+        self._report(count, count - done)
+        (place if self._in_order else self._vacant.popleft()).set_result(outcomes)
 
 
 class MapResults(Results[T]):
@@ -345,35 +341,49 @@ class MapResults(Results[T]):
         """Return :meth:`Batches.cancel`."""
         return self._batches.cancel
 
-    def _accept(self, value: Any) -> None:
+    def _accept(self, value: Outcomes) -> None:
         """Remove the first future; store the values of its batch, and the exception of a failed call if any.
 
-        Args:
-            value: The finished future of the batch, and the number of its calls.
-
         Raises:
-            BaseException: As for :func:`read_batch`.
+            BaseException: The exception of the whole batch.
         """
         self._futures.popleft()
-        values, failure, _ = read_batch(*value)
-        self._values.extend(values)
-        if failure is not None:
-            self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
+        self._values.extend(value.values)
+        if isinstance(value.failure, BaseException):
+            raise value.failure
+        if value.failure is not None:
+            self._failure = read_exception(Message(MessageKind.ERROR, value.failure, [], []), plain=self._plain)
 
 
-def read_batch(call: Future[Any], count: int) -> tuple[list[Any], bytes | None, float]:
-    """Return the values of a finished batch, the pickled exception of the call that ended it, and the duration.
+class Outcomes(NamedTuple):
+    """The outcomes of the calls of a batch.
 
-    Raises:
-        RemoteError: When the worker's answer is none to a batch of so many calls.
-        BaseException: The exception of the whole batch, such as a lost worker or a cancellation.
+    Attributes:
+        values: The values that calls returned, in order; all of them without a failure.
+        failure: The pickled exception of the call that ended the batch; or the exception of the whole batch, such as a
+            lost worker or a cancellation; None without a failure.
     """
-    match call.result():
-        case ([*values], bytes() | None as failure, float(seconds)) if (
-            0 <= seconds < inf and len(values) <= count and (failure is None) == (len(values) == count)
-        ):
-            return values, failure, seconds
-    raise RemoteError(f"a worker has sent what is no answer to a batch of {count} calls")
+
+    values: list[Any]
+    failure: bytes | BaseException | None
+
+
+def read_batch(call: Future[Any], count: int) -> tuple[Outcomes, float]:
+    """Return the outcomes of a finished batch of so many calls, and the seconds that these took; 0 without an answer.
+
+    The outcome is a RemoteError when the worker's answer is none to such a batch.
+    """
+    if call.cancelled():
+        return Outcomes([], CancelledError()), 0.0
+    failure = call.exception()
+    if failure is None:
+        match call.result():
+            case ([*values], bytes() | None as error, float(seconds)) if (
+                0 <= seconds < inf and len(values) <= count and (error is None) == (len(values) == count)
+            ):
+                return Outcomes(values, error), seconds
+        failure = RemoteError(f"a worker has sent what is no answer to a batch of {count} calls")
+    return Outcomes([], failure), 0.0
 
 
 def check_batch(**sizes: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from anyaccel.ledger import Ledger
@@ -17,7 +18,8 @@ def list_own(leases: Collection[str]) -> tuple[list[str], list[str], set[int], s
     Args:
         leases: Identities of the active leases of this user.
     """
-    mine = [job for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease in leases))]
+    here = [job for job in jobs.jobs(since=math.inf) if job.here]
+    mine = [job for job in here if job.live or (job.state == "lost" and job.lease in leases)]
     waiting = [job.id for job in mine if job.state == "waiting"]
     running = [job.id for job in mine if job.state != "waiting"]
     return waiting, running, {job.pid for job in mine if job.live}, {job.lease for job in mine if job.lease}
@@ -46,7 +48,7 @@ def cancel(what: str, grace: float | None) -> str | None:
         how = "ended by its time limit" if before == "timeout" else before
         return f"job {job.id} was {how} already{'; what it had left running is ended' if left else ''}"
     # A lease of a job ends with the job: its end must be recorded as cancelled.
-    for job in jobs.jobs():
+    for job in jobs.jobs(since=math.inf):
         if job.lease == what and job.live and job.here:
             return f"job {jobs.cancel(job, grace=grace).id} is cancelled, which held lease {what}"
     return None

@@ -16,6 +16,7 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Mapping
 
 from anyaccel.configuration import user_directory
 from anyaccel.durations import Duration, read_seconds
@@ -24,12 +25,16 @@ from anyaccel.ledger import Ledger, boot
 from anyaccel.linux import GRACE_SECONDS, pid_namespace, process, write_whole
 from anyaccel.model import Value, decode, encode, replace
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 STATES = ("waiting", "running", "done", "failed", "timeout", "cancelled", "lost")
 LIVE = ("waiting", "running")
 """States of jobs that have not ended."""
 
 _RECORD, _LOG = "job.json", "log"
-_LIMIT = 1 << 20
+_LIMIT, _ROOM = 1 << 20, 1 << 16
 _BLOCK = 512
 """Unit of the size on a disk, as ``stat(2)`` gives it."""
 _TO_END = 10.0
@@ -141,17 +146,26 @@ def directory() -> str:
     return f"{user_directory('XDG_STATE_HOME', '.local/state', own)}/jobs"
 
 
-def jobs() -> tuple[Job, ...]:
+def jobs(*, since: float = 0.0) -> tuple[Job, ...]:
     """Return the jobs of this user, oldest first, without records that are damaged or belong to another user.
+
+    Args:
+        since: Leave out jobs that ended before, in seconds since 1970. Lost jobs are never left out.
 
     Raises:
         JobStateError: When the directory belongs to another user, or other users may write to it.
     """
     path = directory()
-    if not trusted(path):
-        return ()
-    numbers = sorted(int(name) for name in os.listdir(path) if name.isascii() and name.isdigit())
-    return tuple(job for number in numbers if (job := _read(f"{path}/{number}")))
+    return tuple(job for number in _list_numbers(path) if (job := _read(f"{path}/{number}", since)))
+
+
+def _list_numbers(path: str) -> list[int]:
+    """Return the numbers of the jobs in a directory, in order; none if the directory is missing.
+
+    Raises:
+        JobStateError: When the directory belongs to another user, or other users may write to it.
+    """
+    return sorted(int(name) for name in os.listdir(path) if is_id(name)) if trusted(path) else []
 
 
 def active_jobs() -> tuple[Job, ...]:
@@ -160,14 +174,14 @@ def active_jobs() -> tuple[Job, ...]:
     A directory that cannot be trusted counts as empty: 'anyaccel jobs' reports it.
     """
     try:
-        return tuple(job for job in jobs() if job.live and job.here)
+        return tuple(job for job in jobs(since=math.inf) if job.live and job.here)
     except AnyaccelError:
         return ()
 
 
 def list_ids(**_: object) -> list[str]:
     """Return the numbers of all jobs of this user, for a shell that completes a command line."""
-    return [job.id for job in jobs()]
+    return [str(number) for number in _list_numbers(directory())]  # no record is read: there may be thousands
 
 
 def find(job_id: str) -> Job:
@@ -275,7 +289,7 @@ def create(job: Job) -> Job:
 def _create(job: Job, path: str) -> Job:
     """Assign a number and a directory to a job, and write the record; OSError passes, and leaves no directory."""
     # Numbers count up, so that a number in a shell history never means a later job.
-    number = 1 + max((int(name) for name in os.listdir(path) if is_id(name)), default=0)
+    number = 1 + max(_list_numbers(path), default=0)
     while True:
         try:
             # mkdir is exclusive: of two jobs submitted at once each gets a number of its own.
@@ -335,13 +349,25 @@ def remove(job: Job) -> None:
         os.rmdir(job.path)
 
 
-def _read(path: str) -> Job | None:
+def _read(path: str, since: float = 0.0) -> Job | None:
     """Read a record as :func:`_read_record` does. A live job without a supervisor is lost."""
-    job = _read_record(path)
+    job = _read_record(path, since)
     if job is None or not (job.here and job.live) or _supervised(job):
         return job
     job = _read_record(path)  # the last word may have come right before the end
     return _lost(job) if job is not None and job.live else job
+
+
+def _ended_before(words: Mapping[str, Any], since: float) -> bool:
+    """Return whether a record that was not checked yet says that its job ended before a time.
+
+    A check of all values takes three times as long as the parsing, and most jobs have ended long ago.
+
+    Raises:
+        TypeError: When a time in it is no number.
+    """
+    ended = words.get("ended") or words.get("started") or words.get("created") or 0.0
+    return words.get("state") not in LIVE and ended < since
 
 
 def _lost(job: Job) -> Job:
@@ -350,8 +376,8 @@ def _lost(job: Job) -> Job:
     return replace(job, state="lost", reason=reason)
 
 
-def _read_record(path: str) -> Job | None:
-    """Read a record; None if it does not exist, is damaged or belongs to another user."""
+def _read_record(path: str, since: float = 0.0) -> Job | None:
+    """Read a record; None if it does not exist, is damaged, belongs to another user, or ended before ``since``."""
     try:
         # O_NOFOLLOW and O_NONBLOCK: a link or a FIFO in place of the record must neither be followed nor
         # block.
@@ -362,13 +388,16 @@ def _read_record(path: str) -> Job | None:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size > _LIMIT:
             return None
-        words = json.loads(os.read(descriptor, _LIMIT))
-        job = decode(Job, {**words, "id": os.path.basename(path), "path": path, "here": True})
+        # With room, as a full disk makes a writer lengthen a record in its place; not with room for the longest record:
+        # the kernel would have to map so much for each of thousands.
+        words = json.loads(os.read(descriptor, found.st_size + _ROOM))
+        words = {**words, "id": os.path.basename(path), "path": path, "here": True}
+        job = None if _ended_before(words, since) else decode(Job, words)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     finally:
         os.close(descriptor)
-    if job.state not in STATES:
+    if job is None or job.state not in STATES:
         return None
     # The home directory may be shared between machines and containers.
     if (job.host, job.namespace) != (os.uname().nodename, pid_namespace()):

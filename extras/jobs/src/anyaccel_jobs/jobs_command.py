@@ -80,7 +80,8 @@ def main(args: argparse.Namespace) -> int:
             output.print_lines(line for job in found for line in _details(job, reasons))
         return 0
     since = 0.0 if args.all else time.time() - _RECENT_SECONDS if args.since is None else args.since
-    own = jobs()
+    # A lease ends a moment after its job: where those of jobs are left out, older jobs count, too.
+    own = jobs(since=0.0 if args.runs or args.user else since)
     found = [
         job
         for job in own

@@ -55,6 +55,7 @@ def run_ranks(
     Raises:
         EnforcementError: If the processes cannot be confined.
         CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
+        KeyboardInterrupt: If SIGINT to this process ended a rank.
     """
     close_vendors()
     # A signal that is ignored, as SIGHUP is under nohup, stays ignored. The others stay pending until sigtimedwait().
@@ -78,6 +79,8 @@ def run_ranks(
             ranks.start(replace(launch, environment=environment), command, rank)
         ranks.output.start()
         status = ranks.wait(signals)
+        if ranks.interrupted and status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
         return time_limit.STATUS if ranks.asked and limit is not None and limit.over else status
     finally:
         ranks.kill()
@@ -120,11 +123,12 @@ class _RankGroup:
 
     Attributes:
         asked: Whether SIGTERM came from outside.
+        interrupted: Whether SIGINT came from outside.
         output: Marks the output at a terminal.
     """
 
     def __init__(self, grace: float, limit: time_limit.TimeLimit | None) -> None:
-        self.asked = False
+        self.asked = self.interrupted = False
         self.output = RankOutput()
         self._limit = limit
         self._ended_from_outside = False
@@ -173,6 +177,7 @@ class _RankGroup:
             if came is None or came.si_signo == signal.SIGCHLD:
                 continue
             self.asked = self.asked or came.si_signo == signal.SIGTERM
+            self.interrupted = self.interrupted or came.si_signo == signal.SIGINT
             self._ended_from_outside = self._ended_from_outside or came.si_signo in _ENDING
             self._pass_on(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:

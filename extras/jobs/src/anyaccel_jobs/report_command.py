@@ -1,19 +1,21 @@
 """Show the usage of devices, from the journal: anyaccel report --since 7d --by user.
 
-HOURS are device hours: hours times devices, or times the part of a device. SHARE is the part of all device hours of the
-machine in the period. WAITED is the mean wait of a request, LONGEST the longest.
+A lease that is still held counts until now. HOURS are device hours: hours times devices, or times the part of a device.
+SHARE is the part of all device hours of the machine in the period. WAITED is the mean wait of a request, LONGEST the
+longest.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import anyaccel
 from anyaccel.cli import Column, machine_options, output, print_table, whole
 from anyaccel.errors import AnyaccelError, UsageError
-from anyaccel.ledger import journal
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, is_named, journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.text import clock, elapsed, memory
 
@@ -117,11 +119,14 @@ def main(args: argparse.Namespace) -> int:
     since = until - _WEEK if args.since is None else args.since
     if since >= until:
         raise UsageError("--since must be before --until", hint="a date alone is its first moment, at 00:00")
-    entries = [part for entry in journal.read(since=since) if (part := clipped(entry, since, until))]
+    inventory = anyaccel.detect(**machine_options(args))
+    ended = list(journal.read(since=since))
+    lasting = _list_lasting(inventory, now, {entry.lease for entry in ended})
+    entries = [part for entry in (*ended, *lasting) if (part := clipped(entry, since, until))]
     if args.plot:
         _write(args.plot, entries, since, until)
     rows = summarize(entries, args.by)
-    available = (until - since) * _count_devices(args)
+    available = (until - since) * sum(not device.parent for device in inventory.devices)  # without parts of devices
     if available:
         rows = [replace(row, share=row.device_seconds / available) for row in rows]
     total = _row("total", [(entry, entry.devices) for entry in entries], apart=args.by in _APART)
@@ -164,9 +169,47 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _count_devices(args: argparse.Namespace) -> int:
-    """Count the devices of the machine, without parts of devices."""
-    return sum(not device.parent for device in anyaccel.detect(**machine_options(args)).devices)
+def _list_lasting(inventory: anyaccel.Inventory, now: float, ended: Collection[str]) -> list[journal.JournalEntry]:
+    """Return the leases that are still held as if they ended now: of the users whose ended leases the journal has.
+
+    Left out are leases that get no line in the end, on behalf of other processes, and leases with a line, of which only
+    processes that the holder has left behind keep the devices.
+
+    Args:
+        inventory: The machine.
+        now: The time, in seconds since 1970.
+        ended: Identities of the leases that have a line.
+    """
+    everybody = journal.is_machine_wide() and not is_named(Ledger.open().path)
+    types = {device.id: (device.name, device.type) for device in inventory.devices}
+    held: dict[str, list[LeaseRecord]] = {}
+    for record in anyaccel.leases(inventory):
+        counted = record.state not in (*BLOCKED, "on behalf", "outside") and not record.through
+        if counted and record.id and record.id not in ended and (everybody or record.uid == os.getuid()):
+            held.setdefault(record.id, []).append(record)
+    entries = []
+    for lease, (first, *more) in held.items():
+        if first.since is None:
+            continue
+        used = []
+        for record in (first, *more):
+            name, kind = types[record.device]
+            used.append(journal.Used(device=name, type=kind, units=record.units))
+        entries.append(
+            journal.JournalEntry(
+                lease=lease,
+                user=first.user,
+                began=first.since,
+                ended=now,
+                held=max(0.0, now - first.since),
+                waited=0.0,
+                devices=tuple(used),
+                request=first.request,
+                note=first.note,
+                program=first.command,
+            )
+        )
+    return entries
 
 
 def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
