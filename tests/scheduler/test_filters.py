@@ -13,7 +13,7 @@ from anyaccel.cli.completion import _requests
 from anyaccel.cli.parser import dispatch
 from anyaccel.errors import RequestError
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState
-from anyaccel.scheduler import Choice, ReasonCode, Scheduler, facts, parse_request, shared_facts
+from anyaccel.scheduler import Choice, NameRegistry, ReasonCode, Scheduler, facts, parse_request, shared_facts
 from anyaccel.scheduler.filters import FILTERS, serves
 from lanes import laned, lanes
 from small_machines import gpus, machine
@@ -290,6 +290,11 @@ def test_an_index_that_is_not_there(text, message, nearest):
     verdict = Scheduler(machine((first, second, last))).why(text)
     assert [reason.message for reason in verdict.reasons] == ["this machine has 3 acme (3 H100)", message]
     assert str(verdict.nearest) == nearest
+
+
+def test_an_index_of_a_name_that_no_device_has():
+    verdict = Scheduler(machine(gpus(2)), known=NameRegistry(["other"])).why("other/3")
+    assert verdict.message == "other/3:1 can never fit: this machine has no other (it has 2 H100)."
 
 
 def test_a_very_device_that_is_taken_or_broken_is_waited_for_or_told():

@@ -177,6 +177,8 @@ def test_the_picture_is_well_formed_whatever_names_say(anyaccel, written, tmp_pa
     assert texts.index("acme/9") < texts.index("acme/10")
     assert anyaccel("report", "--plot", str(tmp_path / "t.svg")).returncode == 0
     ET.parse(tmp_path / "t.svg")
+    assert anyaccel("report", "--plot", str(tmp_path / "u.svg"), "--declare", "x").returncode == 2
+    assert not (tmp_path / "u.svg").exists()  # a refusal changes nothing
     failed = anyaccel("report", "--plot", str(tmp_path / "no" / "t.svg"))
     assert failed.returncode == 1
     assert "cannot be written: No such file or directory" in failed.stderr

@@ -204,3 +204,10 @@ def test_a_vendor_with_rules_is_told_from_others(acme):
     inventory = aa.detect("sim:A1:4")
     assert has_rules(inventory.devices[0], inventory), "never 3"
     assert not has_rules(H100.inventory.devices[0], H100.inventory)
+
+
+def test_an_unknown_name_is_refused_with_the_names_of_all_nodes():
+    _, found = find_plan(parse_request("Quux:1"), (H100, OTHER), lambda: PRODUCTS, grows=False)
+    with pytest.raises(aa.UnknownNameError, match=r"; on the cluster there are .*H100.*MI300X.*TPU") as refused:
+        found.refuse(parse_request("Quux:1"))
+    assert "this machine" not in str(refused.value)

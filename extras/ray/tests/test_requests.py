@@ -73,4 +73,6 @@ def test_nodes_of_one_type_with_less_memory_are_told_apart():
 def test_ray_is_asked_for_no_id():
     why = why_not("GPU:1,id=h100-0", node("one", *gpus(1)))
     assert "Ray cannot be asked for id=ID, which is of one machine" in why
+    several = why_not("acme/1", node("several", *gpus(4)))
+    assert "Ray cannot be asked for NAME/INDEX, which is of one machine" in several
     assert "anyaccel/GPU.id" not in node_labels(machine(gpus(1)))

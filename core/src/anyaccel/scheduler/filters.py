@@ -425,6 +425,8 @@ class _Index(Filter[tuple[int, int]]):
         name = asked.term.names[0]
         there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
         missing = rows_of(set(range(first, last + 1)) - there)
+        if not there:  # no device has the name, which is a reason of its own
+            return ""
         if not missing:
             count = self.count(asked.wanted)
             return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""

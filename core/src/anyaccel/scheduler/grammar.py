@@ -161,11 +161,11 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
             key, equals, value = name.partition("=")
             way_out = ""
             if _DECIMAL.fullmatch(names) or _MEMORY.fullmatch(names):
-                way_out = f"; did you mean GPU:{names}?"
+                way_out = _offer("; did you mean {}?", f"GPU:{names}")
             elif equals and key.lower() in _options():
-                way_out = f"; an option stands behind a comma: GPU:1,{shown(name)[1:-1]}"
+                way_out = _offer("; an option stands behind a comma: {}", f"GPU:1,{name}")
             elif equals and _DECIMAL.fullmatch(value):
-                way_out = f"; a quantity stands behind a colon: {shown(name)[1:-1].replace('=', ':')}"
+                way_out = _offer("; a quantity stands behind a colon: {}", f"{key}:{value}")
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
     distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))
@@ -203,7 +203,8 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
         _refuse(text, f"a quantity must be a plain decimal more than 0, such as 2 or 0.5 (got {shown(quantity)})")
     whole, rest = match[1], match[2] or ""
     if len(rest) > _DECIMALS:
-        way_out = f"; ask for {names}:{whole}.{rest[:_DECIMALS]}" if len(whole) == 1 else ""
+        shares = f"{whole}.{rest[:_DECIMALS]}", "0.0001"  # what is nearest to a smaller one is the smallest
+        way_out = next(filter(None, (_offer("; ask for {}", f"{names}:{share}") for share in shares)), "")
         _refuse(text, f"a share must have at most {_DECIMALS} decimals (got {shown(quantity)}){way_out}")
     if len(whole) > len(str(MAX_DEVICES)):  # before int(), which is quadratic in the number of digits
         _refuse(text, f"a quantity must be at most {MAX_DEVICES} devices (got {shown(quantity)})")
@@ -274,6 +275,14 @@ def _checked(request: Request) -> Request:
             )
         _check_term(str(term), term)
     return request
+
+
+def _offer(clause: str, text: str) -> str:
+    """Return a clause with a request in place of ``{}``; empty if the request would be refused as well."""
+    try:
+        return clause.format(_parse_text(text))
+    except RequestError:
+        return ""
 
 
 def _refuse(text: str, fault: str) -> NoReturn:

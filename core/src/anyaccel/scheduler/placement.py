@@ -84,13 +84,16 @@ class NameRegistry:
         self._further = ()
         return iter(tuple(self._spelled.values()))
 
-    def make_error(self, name: str, there: Iterable[str], silent: Sequence[str] = ()) -> UnknownNameError:
+    def make_error(
+        self, name: str, there: Iterable[str], silent: Sequence[str] = (), *, where: str = "this machine"
+    ) -> UnknownNameError:
         """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out.
 
         Args:
             name: The name.
             there: Names on the machine.
             silent: Vendors whose plug-ins failed before they gave their names: these may be meant.
+            where: The machine, or the cluster, in the message.
         """
         from anyaccel.extras import plugin_remedy  # only errors need it
 
@@ -98,8 +101,8 @@ class NameRegistry:
             reason = f"no device goes by it, and the plug-in of {silent[0]} failed before it gave its names"
             return UnknownNameError(f"unknown name {name!r}: {reason}; see 'anyaccel plugins {silent[0]}'")
         here = [self._spelled[each] for each in sorted(there)]
-        on_machine = f"on this machine there are {', '.join(here)}."
-        otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
+        on_machine = f"on {where} there are {', '.join(here)}."
+        otherwise = on_machine if here else f"{where} has no devices; is the vendor's plug-in installed?"
         if name.lower() == "cpu":
             way_out = "the CPU is what a request may fall back to, as in GPU:1,else=cpu"
         else:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from anyaccel.errors import NeverFitsError, UnknownNameError
-from anyaccel.model import Allocation, Inventory, Request, Value, replace
+from anyaccel.model import Allocation, Inventory, Request, Value, VendorState, replace
 from anyaccel.pool import GangFuture, Message, Options, Pickled, PoolSettings, dumps_error, read_exception
 from anyaccel.scheduler import NameRegistry, Scheduler, Verdict
 from anyaccel.vendors import KnownNames, validate
@@ -233,7 +233,7 @@ class Fitting(NamedTuple, Generic[T]):
         served: For each kind of nodes that can serve the request, by its number, what the cluster is asked for.
         verdicts: The scheduler's verdict on each kind that knows all names.
         reasons: A clause for each kind that cannot serve the request.
-        unknown: The error of a kind that does not know a name.
+        unknown: The error of a name that no node and no installed plug-in knows.
     """
 
     served: dict[int, T]
@@ -273,13 +273,13 @@ def find_fitting(
     """
     served, verdicts, reasons = {}, [], []
     unknown = None
-    there = (name for _, inventory in kinds for device in inventory.devices for name in device.names)
-    known = NameRegistry(chain(there, KnownNames()))  # a name of one node is no typo on another
+    there = {name.lower(): name for _, inventory in kinds for device in inventory.devices for name in device.names}
+    known = NameRegistry(chain(there.values(), KnownNames()))  # a name of one node is no typo on another
     for number, (name, inventory) in enumerate(kinds):
         try:
             verdict = Scheduler(inventory, validate=validate, known=known).why(request)
-        except UnknownNameError as error:
-            unknown = error
+        except UnknownNameError:
+            unknown = _make_unknown(request, known, there, [inventory for _, inventory in kinds])
             reasons.append(f"{name} has no such device")
             continue
         verdicts.append(verdict)
@@ -292,6 +292,16 @@ def find_fitting(
         if asked is None:
             reasons.append(f"{name}: {why}")
     return Fitting(served, tuple(verdicts), tuple(reasons), unknown)
+
+
+def _make_unknown(
+    request: Request, known: NameRegistry, there: Iterable[str], inventories: Iterable[Inventory]
+) -> UnknownNameError:
+    """Make the error for the first unknown name of a request, with the names of all nodes."""
+    name = next(term.names[0] for term in request.terms if len(known.find_unknown(term.names)) == len(term.names))
+    reports = (report for inventory in inventories for report in inventory.vendors)
+    silent = [report.vendor for report in reports if report.state is VendorState.FAILED and not report.resource]
+    return known.make_error(name, there, silent, where="the cluster")
 
 
 def describe_nodes(names: Sequence[str]) -> str:

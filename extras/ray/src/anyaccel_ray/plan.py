@@ -142,13 +142,15 @@ def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: NodeKi
 
 def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind) -> str:
     """Return which devices do not serve a term, or which of its filters no label expresses; else empty."""
+    filters = [each.filter for each in asked(term)]
+    for each in filters:
+        if not each.portable:
+            return f"Ray cannot be asked for {each.form}, which is of one machine; run it there, without Ray"
     for rule in rules(term, kind.inventory):
         failing = [device for device in devices if not rule.passes(device)]
         if failing:
             return f"Ray gives any of its {resource}, and some will not do ({rule.explain_failure(failing)})"
-    for each in (each.filter for each in asked(term)):
-        if not each.portable:
-            return f"Ray cannot be asked for {each.form}, which is of one machine; run it there, without Ray"
+    for each in filters:
         if not each.typed and label_name(resource, each.name) not in kind.labels:
             return f"no label says {each.name!r} of all its {resource}; start it with 'anyaccel ray start'"
     return ""
