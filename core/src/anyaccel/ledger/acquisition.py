@@ -33,7 +33,7 @@ from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, d
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
-from anyaccel.linux import FileEvents, process
+from anyaccel.linux import FileEvents, finish_step, process
 from anyaccel.linux import mark as marks
 from anyaccel.model import UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
@@ -165,7 +165,7 @@ class Acquisition:
                 self.sleep()
             self.leave_line()
         except BaseException:
-            self.undo()
+            finish_step(self.undo)
             raise
         return lease
 
@@ -184,7 +184,7 @@ class Acquisition:
                 await self._sleep_async()
             self.leave_line()
         except BaseException:
-            self.undo()
+            finish_step(self.undo)
             raise
         return lease
 
