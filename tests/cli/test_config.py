@@ -109,6 +109,8 @@ def test_a_template_has_every_setting_and_counts_once_its_comment_signs_are_gone
         if os.geteuid() != 0:
             pytest.skip("the machine's file must be root's, and this is not root")
         found = configuration.machine(str(path))
+    refused = anyaccel("config", "--template", whose, "--json")
+    assert (refused.returncode, json.loads(refused.stdout)["error"]["code"]) == (2, "usage")
     known = {each.key for each in settings.settings_of(whose)}
     assert {re.sub(r"\.NAME\.", ".*.", key) for key in found.values} == known
 

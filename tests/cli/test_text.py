@@ -385,6 +385,21 @@ def test_streams_that_cannot_be_written_are_told_in_one_message(command, redirec
         assert "anyaccel: standard output cannot be written: " in done.stderr
 
 
+@pytest.mark.parametrize("command", ["status", "plugins", "completion zsh"])
+def test_a_document_that_cannot_be_written_is_told_on_standard_error(command):
+    words = [sys.executable, "-m", "anyaccel", *command.split(), "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "anyaccel: standard output cannot be written: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["9" * 5000, "\u0664\u0660", "-5", "abc", ""])
+def test_a_width_that_is_no_number_is_that_of_the_terminal(columns, anyaccel):
+    shown = [anyaccel("--machine", "sim:H100:2", env={"COLUMNS": each}).stdout for each in (columns, "80")]
+    assert shown[0] == shown[1]
+
+
 def test_no_file_of_ours_becomes_the_output_of_a_command(acme, tmp_path):
     """A closed standard output has a free number, which a lease's file must not get."""
     look = "readlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 >&8; echo done >&8"

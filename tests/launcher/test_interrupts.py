@@ -10,6 +10,7 @@ import pytest
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.ledger import Ledger
 from interrupts import interrupted
+from waiting import until
 
 MACHINE = "sim:A1:2"
 ROOT = Path(anyaccel.__file__).parent
@@ -28,12 +29,7 @@ def acquired_in_a_loop(inventory):
 
 
 def used(inventory):
-    devices = anyaccel.use("APU:1", inventory=inventory, wait=0)
-    try:
-        devices.release()
-    except KeyboardInterrupt:
-        devices.release()  # which is to be done again then
-        raise
+    anyaccel.use("APU:1", inventory=inventory, wait=0).release()
 
 
 def allocated(inventory):
@@ -61,3 +57,22 @@ def test_devices_go_back_whenever_an_interrupt_comes(acme, work):
         assert not Ledger.open().tickets(), where
         assert dict(os.environ) == before, where
         assert get_process_lease() is None, where
+
+
+def left_to_a_command(inventory):
+    lease = anyaccel.acquire("APU:1", inventory=inventory, wait=0)
+    try:
+        lease.popen(["true"]).wait()
+    finally:
+        lease.release()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore")  # a command that was started, but not returned
+def test_an_interrupt_keeps_no_device_while_it_is_left_to_commands(acme):
+    inventory = anyaccel.detect(MACHINE)
+    left_to_a_command(inventory)
+    for where in interrupted(
+        lambda: left_to_a_command(inventory), (f"{ROOT}/ledger/lease.py", f"{ROOT}/ledger/directory.py")
+    ):
+        until(lambda: not Ledger.open().leases(), where)  # the command may still run

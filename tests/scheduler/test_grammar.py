@@ -1,11 +1,13 @@
 """The grammar of requests."""
 
+import re
+
 import pytest
 from anyaccel.errors import RequestError
 from anyaccel.model import Request, Term
 from anyaccel.scheduler import parse_request
 from anyaccel.scheduler.filters import FILTERS
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 GIB = 1 << 30
@@ -81,6 +83,28 @@ def test_terms_come_as_words_or_as_a_list():
     assert parse_request(("GPU:2 TPU,else=cpu",)) == expected
 
 
+wrong = st.lists(
+    st.sampled_from(["GPU", "num", *FILTERS, *".=:|,019", "0.00001", "GiB", "cpu", "else", "é", "{}"]),
+    min_size=1, max_size=6,
+).map("".join)  # fmt: skip
+
+
+@given(wrong)
+@example("num=0")
+@example("numa=")
+@example("9" * 20)
+@example("GPU:0.00001")
+def test_a_request_that_a_message_offers_follows_the_grammar(text):
+    try:
+        parse_request(text)
+    except RequestError as error:
+        offered = re.search(r"(?:ask for|did you mean|behind a (?:colon|comma):) (\S+?)(?: or (\S+))?\??$", str(error))
+    else:
+        offered = None
+    for each in filter(None, offered.groups() if offered else ()):
+        parse_request(each)
+
+
 DECIMAL = "a quantity must be a plain decimal more than 0, such as 2 or 0.5"
 SIZE = "'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
 FORMS = ", ".join(entry.form for entry in FILTERS.values() if entry.name.isalpha())
@@ -95,7 +119,7 @@ NAME = "a name must be a letter, then letters, digits and . _ -"
         ("0.5", f"{NAME} (got '0.5'); did you mean GPU:0.5?"),
         ("20GiB", f"{NAME} (got '20GiB'); did you mean GPU:20GiB?"),
         ("else=cpu", f"{NAME} (got 'else=cpu'); an option stands behind a comma: GPU:1,else=cpu"),
-        ("NUMA=0", f"{NAME} (got 'NUMA=0'); an option stands behind a comma: GPU:1,NUMA=0"),
+        ("NUMA=0", f"{NAME} (got 'NUMA=0'); an option stands behind a comma: GPU:1,numa=0"),
         ("GPU=0.5", f"{NAME} (got 'GPU=0.5'); a quantity stands behind a colon: GPU:0.5"),
         ("linked", "'linked' is an option, which stands behind a comma: GPU:2,linked"),
         ("GPU|:2", f"{NAME} (got '')"),
@@ -112,6 +136,7 @@ NAME = "a name must be a letter, then letters, digits and . _ -"
         ("GPU:0.0000", "a quantity must be more than 0; leave the term out to ask for none"),
         ("GPU:1.5", "a quantity above one device must be whole (got 1.5); ask for GPU:1 or GPU:2"),
         ("GPU:0.33333", "a share must have at most 4 decimals (got '0.33333'); ask for GPU:0.3333"),
+        ("GPU:0.00001", "a share must have at most 4 decimals (got '0.00001'); ask for GPU:0.0001"),
         ("GPU:2000000", "a quantity must be at most 1000000 devices (got 2000000)"),
         ("GPU:99999999", "a quantity must be at most 1000000 devices (got '99999999')"),
         ("GPU,", f"{OPTION} (got '')"),
@@ -157,6 +182,17 @@ def test_what_is_no_request_at_all(text, message):
             "a request must be text such as 'GPU:2', a list of such texts or a Request (got b'GPU' that is a bytes)",
         ),
         (Request(terms=()), "a request must have 1 to 64 terms (got 0)"),
+        (Request(terms="GPU"), "the terms of a request must be a tuple of Term (got 'GPU')"),
+        (Request(terms=(Term(names="GPU"),)), "'names' of a term must be a tuple of texts (got 'GPU')"),
+        (
+            Request(terms=(Term(names=("GPU",), units=1.5),)),
+            "'units' of a term must be a whole number of 1/10000 (got 1.5)",
+        ),
+        (Request(terms=(Term(names=("GPU",), linked="no"),)), "'linked' of a term must be True or False (got 'no')"),
+        (
+            Request(terms=(Term(names=("GPU",), filters={"mem": "1G"}),)),
+            "'filters' of a term must be a tuple of pairs of texts (got {'mem': '1G'})",
+        ),
         (
             Request(terms=(Term(names=("GPU",), units=15_000),)),
             "request 'GPU:1.5': a quantity above one device must be whole (got 1.5); ask for GPU:1 or GPU:2",

@@ -177,6 +177,8 @@ def test_the_picture_is_well_formed_whatever_names_say(anyaccel, written, tmp_pa
     assert texts.index("acme/9") < texts.index("acme/10")
     assert anyaccel("report", "--plot", str(tmp_path / "t.svg")).returncode == 0
     ET.parse(tmp_path / "t.svg")
+    assert anyaccel("report", "--plot", str(tmp_path / "u.svg"), "--declare", "x").returncode == 2
+    assert not (tmp_path / "u.svg").exists()  # a refusal changes nothing
     failed = anyaccel("report", "--plot", str(tmp_path / "no" / "t.svg"))
     assert failed.returncode == 1
     assert "cannot be written: No such file or directory" in failed.stderr
@@ -246,6 +248,29 @@ def test_it_serves_until_it_is_ended(acme, tmp_path):
             refused.value.close()
         finally:
             server.terminate()
+
+
+@pytest.mark.parametrize("address", ["9" * 5000, "\u0663", "..:80", f"{'a' * 70}:80", "\udcff:80", "70000"])
+def test_an_address_that_cannot_be_served_is_told(address, acme, anyaccel):
+    done = anyaccel("metrics", "--machine", "sim:A1:2", "--serve", address, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(("anyaccel: nothing can be served at ", "anyaccel: --serve takes HOST:PORT or PORT"))
+
+
+def test_a_fault_is_served_in_the_letters_of_its_names(acme, tmp_path, record):
+    machine = record({}, name="\u673a\u5668")
+    command = [sys.executable, "-m", "anyaccel", "metrics", "--machine", machine, "--serve", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stderr.readline().split()[-1]
+            (tmp_path / "\u673a\u5668" / "machine.json").write_text("{")
+            with pytest.raises(urllib.error.HTTPError, match="500") as refused:
+                urllib.request.urlopen(address, timeout=60)
+            assert "\u673a\u5668/machine.json cannot be read" in refused.value.read().decode()
+            refused.value.close()
+        finally:
+            server.terminate()
+        assert server.stderr.read() == ""
 
 
 def test_a_client_that_goes_is_not_told_of(acme):

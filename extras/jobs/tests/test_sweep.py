@@ -303,6 +303,32 @@ def test_a_sweep_that_is_refused_leaves_no_folder(acme, anyaccel):
     assert list(Path().glob("anyaccel-sweep-*")) == []
 
 
+def test_a_sweep_that_its_engine_refuses_leaves_no_folder(acme, anyaccel):
+    """An engine may miss what it is for, or find no cluster."""
+    source = (
+        "from anyaccel.errors import UsageError\ndef open_engine(settings): raise UsageError('there is no cluster')"
+    )
+    (acme.parent / "refusing_engine.py").write_text(source)
+    info = acme.parent / "refusing-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: refusing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anyaccel.engines]\nrefusing = refusing_engine:open_engine\n")
+    done = anyaccel("sweep", "A1:1", "--engine", "refusing", "--", "true")
+    assert (done.returncode, done.stderr) == (2, "anyaccel: there is no cluster\n")
+    assert list(Path().glob("anyaccel-sweep*")) == []
+
+
+@pytest.mark.parametrize("arguments", [("A1:1", "--", "true"), ("--resume",), ("--resume", "--out", "x")])
+def test_a_working_directory_that_has_gone_is_told(arguments, acme, tmp_path):
+    script = 'mkdir gone; cd gone; rmdir ../gone; exec "$0" -m anyaccel sweep "$@"'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "anyaccel: a sweep needs its working directory, which has gone" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_dry_run_prints_the_commands(sweep):
     assert sweep("--dry-run", "--each", "a=1,x y", "--", "echo", "{a}")[1] == "echo 1\necho 'x y'\n"
     assert not FOLDER.exists()

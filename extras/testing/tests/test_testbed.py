@@ -145,6 +145,7 @@ def test_without_either_it_says_so_and_the_test_is_skipped(tmp_path):
         (("{bed}",), 2, "'anyaccel testbed' needs a command behind '--'"),
         (("{bed}/none", "--", "true"), 2, "none/machine.json cannot be read"),
         (("{bed}", "--", "no-such-command"), 127, "the command 'no-such-command' was not found"),
+        (("{bed}", "--", ""), 126, "the command '' cannot be run"),
     ],
 )
 def test_arguments_that_make_no_sense(anyaccel, tmp_path, arguments, status, said):
@@ -152,3 +153,13 @@ def test_arguments_that_make_no_sense(anyaccel, tmp_path, arguments, status, sai
     done = anyaccel("testbed", *(argument.format(bed=tmp_path) for argument in arguments), timeout=200)
     assert (done.returncode, done.stdout) == (status, "")
     assert said in done.stderr
+
+
+def test_a_working_directory_that_has_gone_is_told(anyaccel, tmp_path):
+    (tmp_path / "machine.json").write_text('{"schema": "anyaccel.recording/1"}')
+    script = 'mkdir gone; cd gone; rmdir ../gone; exec "$0" -m anyaccel testbed "$1" -- true'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "anyaccel: a testbed needs its working directory, which has gone" in done.stderr

@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.template and args.json:
+        raise UsageError("--template prints TOML, which has no form in JSON", hint="leave --json out")
     if args.template:
         output.print_help(settings.template(args.template))
         return 0

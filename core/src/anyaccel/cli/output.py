@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _USUAL_WIDTH = 80
 _USUAL_HEIGHT = 24
 _NARROWEST = 8
+_DIGITS = 6
+"""Digits of the widest terminal that an environment may name."""
 _LOG_SECONDS = 600.0
 STYLES = {"bold": "1", "dim": "2", "bad": "31", "good": "32", "warn": "33", "accent": "36"}
 """Parameters of the terminal sequences for each style."""
@@ -290,7 +292,9 @@ def width(descriptor: int = 1) -> int:
     """
     # Shells set COLUMNS but do not export it: an exported value is the wish of the user.
     columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) > 0 else _size_of(descriptor)[0]
+    # int() takes digits of all scripts, and refuses thousands of them.
+    wish = int(columns) if columns.isascii() and columns.isdecimal() and len(columns) <= _DIGITS else 0
+    return wish or _size_of(descriptor)[0]
 
 
 def _size_of(descriptor: int) -> tuple[int, int]:
@@ -346,7 +350,8 @@ def _write(name: Literal["stdout", "stderr"], data: str | bytes) -> OSError | No
         (stream.buffer if isinstance(data, bytes) else stream).write(data)
         stream.flush()
     except OSError as error:
-        # The data stays in the stream's buffer. The interpreter would write it again at exit, and fail again.
-        setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lasts as long as the process
+        # The data stays in the stream's buffer. The interpreter would write it again at exit, and fail again. What
+        # writes later must fail as well: an error as JSON that is lost so has to go to standard error.
+        setattr(sys, name, None)
         return error
     return None

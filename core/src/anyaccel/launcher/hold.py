@@ -23,6 +23,7 @@ from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, chec
 from anyaccel.launcher.open_lease import OpenLease, list_own_leases, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Acquisition, Lease, LeaseRecord, Ledger, find
+from anyaccel.linux import finish_step
 from anyaccel.linux import mark as marks
 from anyaccel.model import (
     NOTHING,
@@ -127,6 +128,10 @@ class DeviceLease(OpenLease):
             LedgerError: If a command was started, and the ledger cannot be read; the devices are left to the command
                 nevertheless.
         """
+        finish_step(self._release)
+
+    def _release(self) -> None:
+        """Release the devices and remove the cgroup; a second call does what an interrupt has left."""
         self.end_lease(self._started[0] if self._started else None)
         self.remove_group()
 
@@ -409,7 +414,7 @@ class LeaseRequest(LedgerRequest):
         except (DevicesBusyError, LimitError) as error:
             raise self._explain(error) from error
         except BaseException:
-            self._undo()
+            finish_step(self._undo)
             raise
 
     async def get_async(self, make: Callable[[Lease | None], AnyLease], finish: Callable[[AnyLease], T]) -> T:
@@ -431,7 +436,7 @@ class LeaseRequest(LedgerRequest):
                 # Also for a cancelled task, whose thread goes on: the end of the lease waits for that.
                 await asyncio.shield(asyncio.to_thread(self._undo))
             else:
-                self._undo()
+                finish_step(self._undo)
             raise
 
     def _begin(self) -> Acquisition:

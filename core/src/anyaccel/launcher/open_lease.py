@@ -395,9 +395,9 @@ class OpenLease:
 
         A failure is logged. A second call does nothing.
         """
-        handover, self.handover = self.handover, None
-        if handover is not None:
+        if (handover := self.handover) is not None:
             handover.take_back()
+            self.handover = None  # last: after an interrupt, a second call does all of it again
 
 
 _own: dict[str, tuple[Lease, str]] = {}

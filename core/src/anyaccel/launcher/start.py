@@ -179,6 +179,8 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
+        if not command[0]:  # a ValueError of execvpe
+            check_program(command[0], environ)
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
         raise make_start_error(command[0], error) from error

@@ -10,7 +10,7 @@ from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import bind_thread
 from anyaccel.launcher.launch import AcquireOptions, check_options
-from anyaccel.linux import list_mapped, tidy_in_child
+from anyaccel.linux import finish_step, list_mapped, tidy_in_child
 from anyaccel.linux import mark as marks
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
@@ -79,17 +79,9 @@ class ProcessLease(DeviceLease):
         Warns:
             RuntimeWarning: If a vendor's runtime is loaded: it keeps its part of the devices until this process exits.
         """
-        global _active  # noqa: PLW0603 - a process has one environment
         if _active is not self:
             return
-        bind_thread(self._processors)
-        for name, value in self._find_unchanged().items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        super().release()
-        _active = None  # last: after an interrupt, a second call does all of it again
+        finish_step(self._stop_using)
         held = {device.vendor for device in self.devices}
         reports = (report for report in self.launch.inventory.vendors if report.vendor in held)
         if library := next(filter(None, (find_loaded(report.runtimes) for report in reports)), ""):
@@ -99,6 +91,18 @@ class ProcessLease(DeviceLease):
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def _stop_using(self) -> None:
+        """Restore variables and processors, and release the devices; a second call does what an interrupt has left."""
+        global _active  # noqa: PLW0603 - a process has one environment
+        bind_thread(self._processors)
+        for name, value in self._find_unchanged().items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        super().release()
+        _active = None  # last
 
     def __enter__(self) -> Self:
         """Return the lease, to be released at the end of the statement; until then, :func:`use` refuses every call.

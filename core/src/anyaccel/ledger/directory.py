@@ -25,6 +25,7 @@ from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger.entries import boot, hidden_name
 from anyaccel.linux import UNSEEN, lock_owner, process, tidy_in_child
+from anyaccel.text import shown
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"
@@ -530,7 +531,7 @@ def find(environ: Mapping[str, str]) -> StateDirectory:
     chosen = environ.get(VARIABLE)
     if chosen:
         if not os.path.isabs(chosen):
-            raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
+            raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {shown(chosen)})")
         path = chosen.rstrip("/") or "/"
         if not os.path.isdir(parent := os.path.dirname(path)):
             raise StateDirectoryError(f"{VARIABLE} must be in a directory (got {chosen!r})", hint=f"make {parent}")

@@ -22,7 +22,7 @@ from anyaccel.errors import LedgerError
 from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.entries import BODY_LIMIT, ENDLESS, Period, Tenure
-from anyaccel.linux import Mark, lock_owner, process
+from anyaccel.linux import Mark, finish_step, lock_owner, process
 from anyaccel.model import UNITS_PER_DEVICE, Extent, Value, field
 from anyaccel.policy import Need
 from anyaccel.text import clean
@@ -110,11 +110,16 @@ class LockedFile:
         Raises:
             OSError: When the file could not be renamed; :attr:`name` is the old name then.
         """
-        self._former, self.name = self.name, name
+        again = name == self.name  # after an interrupt of the first call
+        if not again:
+            self._former, self.name = self.name, name
+        former = self._former or name
         try:
-            os.rename(self._former, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
-            self.name = self._former
+            os.rename(former, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError as error:
+            if again and error.errno == errno.ENOENT:  # the first call has renamed it
+                return
+            self.name = former
             raise
 
     def discard(self) -> None:
@@ -381,6 +386,10 @@ class Lease:
         Raises:
             LedgerError: When the state directory cannot be read in the end; the lease is handed over nevertheless.
         """
+        return finish_step(lambda: self._leave_to(mark))
+
+    def _leave_to(self, mark: Mark) -> bool:
+        """Hand the lease over; a second call does the steps that an interrupt has left."""
         if self.released or self._owner != os.getpid():
             self._close()
             return True
@@ -417,11 +426,7 @@ class Lease:
         cannot be removed, a warning is logged, and the ledger may count the device as held until this process has
         ended. A forked child only closes its copies.
         """
-        try:
-            self._release()
-        except BaseException:  # an interrupt: finish the release before the interrupt goes on
-            self._release()
-            raise
+        finish_step(self._release)
 
     def _release(self) -> None:
         """Free the device locks, then close and remove the files, also files made again; in a forked child, only close.

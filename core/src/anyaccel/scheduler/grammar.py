@@ -161,11 +161,11 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
             key, equals, value = name.partition("=")
             way_out = ""
             if _DECIMAL.fullmatch(names) or _MEMORY.fullmatch(names):
-                way_out = f"; did you mean GPU:{names}?"
+                way_out = _offer("; did you mean {}?", f"GPU:{names}")
             elif equals and key.lower() in _options():
-                way_out = f"; an option stands behind a comma: GPU:1,{shown(name)[1:-1]}"
+                way_out = _offer("; an option stands behind a comma: {}", f"GPU:1,{name}")
             elif equals and _DECIMAL.fullmatch(value):
-                way_out = f"; a quantity stands behind a colon: {shown(name)[1:-1].replace('=', ':')}"
+                way_out = _offer("; a quantity stands behind a colon: {}", f"{key}:{value}")
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
     distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))
@@ -203,7 +203,8 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
         _refuse(text, f"a quantity must be a plain decimal more than 0, such as 2 or 0.5 (got {shown(quantity)})")
     whole, rest = match[1], match[2] or ""
     if len(rest) > _DECIMALS:
-        way_out = f"; ask for {names}:{whole}.{rest[:_DECIMALS]}" if len(whole) == 1 else ""
+        shares = f"{whole}.{rest[:_DECIMALS]}", "0.0001"  # what is nearest to a smaller one is the smallest
+        way_out = next(filter(None, (_offer("; ask for {}", f"{names}:{share}") for share in shares)), "")
         _refuse(text, f"a share must have at most {_DECIMALS} decimals (got {shown(quantity)}){way_out}")
     if len(whole) > len(str(MAX_DEVICES)):  # before int(), which is quadratic in the number of digits
         _refuse(text, f"a quantity must be at most {MAX_DEVICES} devices (got {shown(quantity)})")
@@ -265,15 +266,47 @@ def _checked(request: Request) -> Request:
     Raises:
         RequestError: When the grammar could not have made the request.
     """
+    terms: object = request.terms  # callers without a type checker may have given any value
+    if not isinstance(terms, Sequence) or not all(isinstance(term, Term) for term in terms):
+        raise RequestError(f"the terms of a request must be a tuple of Term (got {shown(terms)})")
     if not 0 < len(request.terms) <= MAX_TERMS:
         raise RequestError(f"a request must have 1 to {MAX_TERMS} terms (got {len(request.terms)})")
     for term in request.terms:
+        if fault := _type_fault(term):
+            raise RequestError(fault)
         if not term.names or not all(NAME.fullmatch(name) for name in term.names):
             raise RequestError(
                 f"a term's names must each be a letter, then letters, digits and . _ - (got {shown(term.names)})"
             )
         _check_term(str(term), term)
     return request
+
+
+def _type_fault(term: Term) -> str:
+    """Describe a field of a hand-made term that is of another type; empty if none is."""
+    pairs = type(term.filters) is tuple and all(_are_texts(each) and len(each) == 2 for each in term.filters)  # noqa: PLR2004
+    fields = (
+        ("names", "a tuple of texts", _are_texts(term.names)),
+        ("filters", "a tuple of pairs of texts", pairs),
+        ("units", "a whole number of 1/10000", type(term.units) is int),
+        ("memory_bytes", "a whole number of bytes", type(term.memory_bytes) is int),
+        ("linked", "True or False", type(term.linked) is bool),
+        ("mixed", "True or False", type(term.mixed) is bool),
+    )
+    wrong = ((name, rule) for name, rule, passes in fields if not passes)
+    return next((f"{name!r} of a term must be {rule} (got {shown(getattr(term, name))})" for name, rule in wrong), "")
+
+
+def _are_texts(value: object) -> bool:
+    return type(value) is tuple and all(isinstance(each, str) for each in value)
+
+
+def _offer(clause: str, text: str) -> str:
+    """Return a clause with a request in place of ``{}``; empty if the request would be refused as well."""
+    try:
+        return clause.format(_parse_text(text))
+    except RequestError:
+        return ""
 
 
 def _refuse(text: str, fault: str) -> NoReturn:

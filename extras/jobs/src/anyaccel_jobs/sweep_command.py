@@ -146,6 +146,7 @@ def _engine(name: str) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    _check_directory()
     if args.resume:
         args.out = _find_folder(args)
     if not args.request:
@@ -186,6 +187,20 @@ def _run_here(args: argparse.Namespace, commands: Commands) -> int:
     return status
 
 
+def _check_directory() -> None:
+    """Check that the working directory exists: the record of a sweep names it, and its folder is made there.
+
+    Raises:
+        AnyaccelError: When it has been removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise AnyaccelError(
+            f"a sweep needs its working directory, which has gone ({error.strerror})", hint="go to another directory"
+        ) from error
+
+
 def _detach(args: argparse.Namespace, commands: Commands) -> int:
     """Run the sweep as a job, which supervises itself, and print its number."""
 
@@ -203,10 +218,16 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     request = anyaccel.parse_request(args.request)
     inventory = survey(args, request=request) if args.engine == "local" else None
     at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
-    args.out = args.out or _make_folder()  # not before: a sweep that is refused leaves nothing behind
-    log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
-    if not args.recalled:
-        _record(args)
+    pool = _open_pool(args) if inventory is None else None
+    try:
+        args.out = args.out or _make_folder()  # not before: a sweep that is refused leaves nothing behind
+        log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
+        if not args.recalled:
+            _record(args)
+    except BaseException:
+        if pool is not None:
+            pool.shutdown()
+        raise
     tally = Tally(len(commands))
     if log.done:
         tally.skipped = sum(log.was_done(*each) for each in commands)
@@ -219,10 +240,11 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
         output.say(f"time limit {span(args.time)} each")
     progress = _Progress(tally, args.out)
     progress.show()
+    status = 0
     try:
-        if inventory is None:
-            status = _on_cluster(args, commands, left, progress, log)
-        else:
+        if pool is not None:
+            status = _on_cluster(args, pool, commands, left, progress=progress, log=log)
+        elif inventory is not None:
             setting = SweepSetting(
                 request=request,
                 inventory=inventory,
@@ -375,10 +397,32 @@ def _resume_line(args: argparse.Namespace) -> str:
     return shlex.join([*line, *["--detach"] * args.detach, *notify])
 
 
+def _open_pool(args: argparse.Namespace) -> anyaccel.Pool:
+    """Make the pool of a sweep on a cluster.
+
+    Raises:
+        AnyaccelError: When the engine is not installed, there is no cluster, or the engine refuses an option.
+    """
+    os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
+    return anyaccel.Pool(
+        args.request,
+        engine=args.engine,
+        address=args.address,
+        max_workers=args.jobs,
+        timeout=args.time,
+        grace=args.grace,
+        signal=args.signal,
+        results="pickle",
+        **start_options(args),
+    )
+
+
 def _on_cluster(
     args: argparse.Namespace,
+    pool: anyaccel.Pool,
     commands: Commands,
     left: Iterator[tuple[int, tuple[str, ...]]],
+    *,
     progress: _Progress,
     log: JobLog,
 ) -> int:
@@ -394,20 +438,9 @@ def _on_cluster(
     tally = progress.tally
     calls: _Calls | None = None
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
     try:
         # Interrupted, it ends what runs on the cluster before it lets go of it.
-        with anyaccel.Pool(
-            args.request,
-            engine=args.engine,
-            address=args.address,
-            max_workers=args.jobs,
-            timeout=args.time,
-            grace=args.grace,
-            signal=args.signal,
-            results="pickle",
-            **start_options(args),
-        ) as pool:
+        with pool:
             calls = _Calls(args.out, commands.log_name, pool)
             while True:
                 while len(calls.pending) < (args.jobs or _WINDOW) and not (args.stop_on_error and tally.failed):

@@ -98,10 +98,14 @@ def enter_testbed(recording: Mapping[str, Any]) -> list[str]:
         The gaps: recorded paths that the testbed lacks or shows otherwise, each with the reason.
 
     Raises:
-        TestbedError: When the kernel gives no mount namespace.
+        TestbedError: When the kernel gives no mount namespace, or the working directory has been removed.
     """
     paths: dict[str, dict[str, Any]] = recording.get("paths", {})
-    directory = os.getcwd()
+    try:
+        directory = os.getcwd()
+    except OSError as error:
+        reason = f"a testbed needs its working directory, which has gone ({error.strerror})"
+        raise TestbedError(reason, hint="go to another directory") from error
     try:
         _unshare()
         _change_root([part for part in HOST_PARTS if not any(_is_below(path, part) for path in paths)])
