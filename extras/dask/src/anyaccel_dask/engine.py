@@ -222,9 +222,14 @@ class DaskCluster(Cluster[DaskPlan]):
         Raises:
             WorkerStartError: When the scheduler does not answer.
         """
+        if (scheduler := self._client.scheduler) is None:  # Dask's client has closed
+            raise WorkerStartError(
+                f"the Dask scheduler at {self._connection.address} has gone",
+                hint="make a new pool once it is there again",
+            )
         try:
-            return self._client.sync(getattr(self._client.scheduler, f"anyaccel_{what}"), **arguments)
-        except (OSError, AttributeError) as error:
+            return self._client.sync(getattr(scheduler, f"anyaccel_{what}"), **arguments)
+        except OSError as error:
             raise WorkerStartError(
                 f"the Dask scheduler at {self._connection.address} does not answer: {error}"
             ) from error
