@@ -39,6 +39,7 @@ VENDOR_WORDS = re.compile(
 ROOMS = {
     "_version": "",
     "_faces": "",
+    "_interrupts": "",
     "_typing": "",
     "linux": "",
     "errors": "",
