@@ -144,4 +144,4 @@ print(sorted({{"dataclasses", "inspect", "typing"}} & set(sys.modules)))
 
 def test_annotations_that_are_no_text_are_refused_with_the_way_out():
     with pytest.raises(TypeError, match="the annotations of Plain must be text: write 'from __future__ import"):
-        type(Value)("Plain", (Value,), {"__annotations__": {"count": int}})
+        exec("class Plain(Value):\n    count: int\n", {"Value": Value, "__name__": __name__})

@@ -1,5 +1,7 @@
 """Functions of a script, which travel by value, see the globals that a worker of ``ProcessPoolExecutor`` would show."""
 
+import sys
+
 import pytest
 
 
@@ -7,8 +9,8 @@ import pytest
 def answers(script):
     """Run a script whose ``pool(**options)`` makes pools; returns the lines that it prints."""
 
-    def answers(body):
-        head = "import os\nimport anyaccel as aa\ndef pool(**options):\n"
+    def answers(body, first=""):
+        head = first + "import os\nimport anyaccel as aa\ndef pool(**options):\n"
         head += "    return aa.Pool(machine='sim:A1:2', max_calls=0, max_workers=1, **options)\n"
         out, err = script(head + body).communicate(timeout=60)
         assert not err, err
@@ -298,3 +300,64 @@ with pool() as p:
         "55 56 57 12",
         "{'maxsize': None, 'typed': False} 3",
     ]
+
+
+def test_annotations_of_a_script_may_name_what_only_type_checkers_import(answers):
+    """From Python 3.14 on they are evaluated when they are read; before, they must be text for that."""
+    first = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    body = """
+import functools
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from torch import Tensor
+def double(x: Tensor, *, by: int = 2) -> Tensor:
+    "Doubles."
+    return by * x
+double.note = "kept"
+def add(k):
+    def added(x: Tensor) -> Tensor:
+        return x + k
+    return added
+class Layer:
+    weight: Tensor
+    def __init__(self, weight: Tensor):
+        self.weight = weight
+    def apply(self, x: Tensor) -> Tensor:
+        return self.weight * x
+    async def later(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+def generate(count: Tensor):
+    yield from range(count)
+def describe(function):
+    return function.__doc__, function.__name__, function.note, function.__annotations__, function(1)
+with pool() as p:
+    print(p.submit(double, 3).result(), p.submit(add(4), 3).result(), *p.map(double, [1, 2]), *p.stream(generate, 2))
+    print(p.submit(Layer(2).apply, 3).result(), p.submit(Layer(2).later, 4).result())
+    print(p.submit(functools.partial(double, by=5), 3).result(), p.submit(lambda x: Layer(x), 6).result().weight)
+    print(p.submit(describe, double).result())
+    print(p.submit(lambda: Layer.__annotations__).result())
+    print(p.actor(Layer, 7).apply(2).result())
+"""
+    assert answers(body, first) == [
+        "6 7 2 4 0 1",
+        "6 8",
+        "15 6",
+        "('Doubles.', 'double', 'kept', {'x': 'Tensor', 'by': 'int', 'return': 'Tensor'}, 2)",
+        "{'weight': 'Tensor'}",
+        "14",
+    ]
+
+
+def test_a_class_of_a_script_keeps_its_annotations(answers):
+    """Which cloudpickle loses from Python 3.14 on."""
+    assert answers("""
+import enum
+class Setting:
+    rate: float
+    name: str = "adam"
+class Kind(enum.Enum):
+    value: int
+    A = 1
+with pool() as p:
+    print(p.submit(lambda: (Setting.__annotations__, Kind.__annotations__)).result())
+""") == ["({'rate': <class 'float'>, 'name': <class 'str'>}, {'value': <class 'int'>})"]

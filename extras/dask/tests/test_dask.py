@@ -183,10 +183,16 @@ def test_a_machine_that_joins_serves_what_waits(cluster, pool, tmp_path):
     lives = one.actor(list)
     lives.ready.result(WAIT)
     waits = one.submit(abs, -1)
-    until(lambda: waits.why() is not None, "the call to wait")
-    cluster.add("sim:A1:1,Acme-Whole:1")
+    until(lambda: "Dask has not placed it yet" in str(waits.why()), "the call to wait")
+    joined = cluster.add("sim:A1:1,Acme-Whole:1")
     assert waits.result(WAIT) == 1
-    assert one.options(needs="Acme-Whole:1").submit(abs, -2).result(WAIT) == 2
+    whole = one.options(needs="Acme-Whole:1")
+    assert whole.submit(abs, -2).result(WAIT) == 2
+    cluster.kill(joined)
+    waits = whole.submit(abs, -3)
+    until(lambda: "no node of Dask can serve it now, so it waits until one joins" in str(waits.why()), "the death")
+    cluster.add("sim:Acme-Whole:1")
+    assert waits.result(WAIT) == 3
 
 
 @pytest.mark.usefixtures("acme")

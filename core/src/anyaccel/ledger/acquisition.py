@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
+from operator import index
 
 from anyaccel._interrupts import finish_step
 from anyaccel._typing import TypedDict
@@ -37,6 +38,7 @@ from anyaccel.linux import FileEvents, process
 from anyaccel.linux import mark as marks
 from anyaccel.model import UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
+from anyaccel.text import shown
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -117,6 +119,10 @@ class Acquisition:
     ) -> None:
         if wait is not None and not 0 <= wait <= math.inf:
             raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+        try:
+            priority = index(priority)  # callers without a type checker may pass any value
+        except TypeError:
+            raise UsageError(f"priority must be a whole number (got {shown(priority)})") from None
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state

@@ -68,6 +68,9 @@ class _ValueType(type):
         Raises:
             TypeError: When one is none.
         """
+        evaluate = namespace.pop("__annotate_func__", None)  # of a module without that import, from Python 3.14 on
+        if evaluate is not None:
+            namespace["__annotations__"] = evaluate(1)
         kinds = namespace.get("__annotations__", {})
         if not all(isinstance(kind, str) for kind in kinds.values()):
             raise TypeError(f"the annotations of {name} must be text: write 'from __future__ import annotations'")

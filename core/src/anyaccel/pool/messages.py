@@ -252,6 +252,33 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return lru_cache(**parameters)(function)
 
 
+def _read_annotations(owner: Any) -> dict[str, Any]:
+    """Return the annotations of a function or class; as text where Python cannot evaluate them.
+
+    From Python 3.14 on, annotations are evaluated when they are read, and may name what only type checkers import.
+    """
+    try:
+        return dict(owner.__annotations__)
+    except Exception:  # noqa: BLE001 - code of the user
+        from annotationlib import (  # type: ignore[import-not-found, unused-ignore] # pyright: ignore[reportMissingImports]
+            Format,
+            get_annotations,
+        )
+
+        return cast("dict[str, Any]", get_annotations(owner, format=Format.STRING))
+
+
+def _with_read_annotations(function: types.FunctionType) -> types.FunctionType:
+    """Return a copy of a function whose annotations need not be evaluated."""
+    code, space, closure = function.__code__, function.__globals__, function.__closure__
+    copied = types.FunctionType(code, space, function.__name__, function.__defaults__, closure)
+    copied.__annotations__ = _read_annotations(function)
+    copied.__kwdefaults__, copied.__doc__ = function.__kwdefaults__, function.__doc__
+    copied.__module__, copied.__qualname__ = function.__module__, function.__qualname__
+    copied.__dict__.update(function.__dict__)
+    return copied
+
+
 @cache
 def _pickler_by_value() -> Any:
     """Return a subclass of cloudpickle's pickler that sends what version 3.1.3 loses; made once.
@@ -259,7 +286,8 @@ def _pickler_by_value() -> Any:
     Without it, tracebacks show no source lines of functions that were sent by value, since their files have no name
     there; instances of classes with ``__slots__`` cannot be read where their class was made, since it comes without
     slots elsewhere; functions with a cache are looked up by name in a module that has no such name; and in Python 3.11,
-    classes with a cached property are refused for its lock.
+    classes with a cached property are refused for its lock. From Python 3.14 on, functions with annotations that cannot
+    be evaluated are refused, and classes lose their annotations.
     """
     import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
@@ -291,7 +319,14 @@ def _pickler_by_value() -> Any:
         dispatch_table: ClassVar[Any] = ChainMap(table, known)
 
         def reducer_override(self, obj: Any) -> Any:
-            reduced: Any = super().reducer_override(obj)
+            try:
+                reduced: Any = super().reducer_override(obj)
+            except Exception:
+                if not isinstance(obj, types.FunctionType):
+                    raise
+                reduced = super().reducer_override(_with_read_annotations(obj))
+            if isinstance(obj, type) and reduced is not NotImplemented and "__annotate_func__" in obj.__dict__:
+                reduced[2][0]["__annotations__"] = _read_annotations(obj)
             # Without slots of its own, a class may be a named tuple, which takes no such name from outside.
             slots = obj.__dict__.get("__slots__") if isinstance(obj, type) else None
             if slots and reduced is not NotImplemented and reduced[0].__name__ == "_make_skeleton_class":

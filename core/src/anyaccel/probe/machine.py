@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from anyaccel.errors import MachineError
 from anyaccel.model import Value
 from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
     """
     if isinstance(machine, Machine):
         return machine
+    given: object = machine  # callers without a type checker may pass any value
+    if not isinstance(given, str | None):
+        raise MachineError(f"a machine must be text such as 'host' or 'sim:H100:8' (got {shown(given)})")
     text = machine or (os.environ if environ is None else environ).get(MACHINE_VARIABLE) or HOST
     if text == HOST:
         return Machine()

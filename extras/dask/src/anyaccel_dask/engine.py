@@ -118,6 +118,11 @@ class DaskCluster(Cluster[DaskPlan]):
             found.refuse(request)
         return {digests[number]: quantities for number, quantities in found.served.items()}
 
+    def check_nodes(self, request: Request) -> None:
+        with self._lock:  # not the plan, which is kept when its nodes have gone
+            self.refresh()
+            self._quantities(request)
+
     def find_plan(self, request: Request) -> DaskPlan:
         wanted = self._quantities(request)
         if not wanted:
