@@ -23,6 +23,7 @@ from functools import cached_property
 from itertools import chain
 from operator import index
 
+from anyaccel._interrupts import finish_step
 from anyaccel._typing import TypedDict
 from anyaccel.backfill import latest_end, may_pass
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
@@ -33,7 +34,7 @@ from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, d
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
-from anyaccel.linux import FileEvents, finish_step, process
+from anyaccel.linux import FileEvents, process
 from anyaccel.linux import mark as marks
 from anyaccel.model import UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage

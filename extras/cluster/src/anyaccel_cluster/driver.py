@@ -13,7 +13,15 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
+from anyaccel.errors import (
+    AnyaccelError,
+    BrokenWorkerError,
+    NeverFitsError,
+    UnknownNameError,
+    UsageError,
+    WorkerError,
+    WorkerStartError,
+)
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool import (
     ActorState,
@@ -298,7 +306,7 @@ class RemoteWork:
         self.started: Started | None = None
         self.stopped = False
         if call.options.needs is not None:
-            call.waits = partial(_verdict_unplaced, call.options.needs, driver.cluster.title)
+            call.waits = partial(_verdict_unplaced, call.options.needs, driver.cluster)
 
     @property
     def begun(self) -> bool:
@@ -627,7 +635,15 @@ class RemoteActor(RemoteWork):
         self.driver.remove(self)
 
 
-def _verdict_unplaced(request: Request, title: str) -> Verdict:
+def _verdict_unplaced(request: Request, cluster: Cluster[Any]) -> Verdict:
     """Make the verdict on a call that the cluster has not placed yet: it does not fit now, but may later."""
-    reason = Reason(code=ReasonCode.TAKEN, message=f"{title} has not placed it yet")
+    reason = Reason(code=ReasonCode.TAKEN, message=f"{cluster.title} has not placed it yet")
+    try:
+        if cluster.connected:
+            cluster.check_nodes(request)
+    except (NeverFitsError, UnknownNameError):
+        message = f"no node of {cluster.title} can serve it now, so it waits until one joins"
+        reason = Reason(code=ReasonCode.HOSTS, message=message)
+    except AnyaccelError:
+        pass  # the nodes could not be asked
     return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))
