@@ -60,10 +60,10 @@ def duration(text: object) -> float:
         given += "s"
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", given)
     if not parts or "".join(number + unit for number, unit in parts) != given:
-        raise ValueError(f"must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got {text!r})")
+        raise ValueError(f"must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got {shown(text)})")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= LONGEST_DURATION:
-        raise ValueError(f"must be more than 0 and at most 366d (got {text!r})")
+        raise ValueError(f"must be more than 0 and at most 366d (got {shown(text)})")
     return seconds
 
 

@@ -90,7 +90,7 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
     path = os.path.join(text, FILE_NAME) if os.path.isdir(text) else text
     if not os.path.lexists(path):
         raise MachineError(
-            f"there is no machine {text!r}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
+            f"there is no machine {shown(text)}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
             f" a {FILE_NAME} as 'anyaccel record DIR' writes it"
         )
     load(path)  # here, so that a damaged recording is an error of the caller, not of every vendor
