@@ -240,18 +240,29 @@ import sys, time, anyaccel as aa, ray
 def late(path):
     time.sleep(0.5)
     open(path, "w").write("done")
+class Sleeper:
+    def sleep(self, seconds):
+        time.sleep(seconds)
 if __name__ == "__main__":
     pool = aa.Pool(engine="ray", address=sys.argv[1], grace=0.5)
     pool.submit(abs, 1).result(60)
+    if sys.argv[3] == "leave":
+        actor = pool.actor(Sleeper)
+        sleeps = actor.sleep(60)
+        actor.ready.result(60)
     future = pool.submit(late, sys.argv[2])
     if sys.argv[3] == "leave":
         ray.shutdown()
+        print(type(future.exception(60)).__name__, type(sleeps.exception(60)).__name__)
+        print(pool.submit(abs, 1).exception(60), ray.is_initialized())
         pool.shutdown()
-        print(type(future.exception(60)).__name__)
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [("exit", ""), ("leave", "BrokenWorkerError")])
+LEFT = "BrokenWorkerError BrokenWorkerError\nthis process has left the Ray cluster of the pool False"
+
+
+@pytest.mark.parametrize(("how", "said"), [("exit", ""), ("leave", LEFT)])
 def test_a_program_that_ends_or_leaves_the_cluster_with_a_call_on_its_way(ray_nodes, tmp_path, how, said):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

@@ -205,6 +205,13 @@ class Driver(Engine):
         if member is not None:
             member.on_started(started)
 
+    def on_disconnected(self) -> None:
+        """Fail all submitted calls, because this process has left the cluster."""
+        with self.lock:
+            lost = list(self.members)
+        for member in lost:
+            find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
         """Take no more calls; close the cluster's side when all calls have run. No effect in a forked child.
 
@@ -217,10 +224,7 @@ class Driver(Engine):
         if self.foreign:
             return
         if not self.cluster.connected:
-            with self.lock:
-                lost = list(self.members)
-            for member in lost:
-                find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+            self.on_disconnected()
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait and not find_reactor().inside:
             self._close_cluster()

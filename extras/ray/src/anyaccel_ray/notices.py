@@ -40,14 +40,17 @@ class NoticePoller:
         self._looking = self._tidied = False
 
     def begin(self) -> None:
-        """Start polling, because a call was submitted."""
+        """Start polling, because a call or an actor was submitted."""
         with self._lock:  # against the end of the thread, which may decide so at the same time
             unwatched, self._looking = not self._looking, True
         if unwatched:
             threading.Thread(target=self._look, name="anyaccel ray", daemon=True).start()
 
     def _look(self) -> None:
-        """Poll until the pool has no calls. The first time, remove what jobs that were killed have left."""
+        """Poll until the pool has no calls, or this process has left the cluster.
+
+        The first time, remove what jobs that were killed have left.
+        """
         if not self._tidied:
             self._tidied = True
             remove_stale()
@@ -56,9 +59,12 @@ class NoticePoller:
             with contextlib.suppress(Exception):  # the cluster is busy or has gone, which the calls themselves report
                 self._look_once()
             with self._lock, self._driver.lock:
-                if not self._driver.members or not self._ray.is_initialized():
-                    self._looking = False
-                    return
+                left = not self._ray.is_initialized()
+                self._looking = bool(self._driver.members) and not left
+            if left:
+                self._driver.on_disconnected()
+            if not self._looking:
+                return
 
     def _look_once(self) -> None:
         with self._driver.lock:
