@@ -39,6 +39,7 @@ VENDOR_WORDS = re.compile(
 ROOMS = {
     "_version": "",
     "_faces": "",
+    "_interrupts": "",
     "_typing": "",
     "linux": "",
     "errors": "",
@@ -139,6 +140,7 @@ def test_rooms_import_only_what_stands_before_them():
                 room,
                 "_version",
                 "_faces",
+                "_interrupts",
                 "_typing",
                 "text",
                 *ROOMS[room].split(),

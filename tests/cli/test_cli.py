@@ -272,3 +272,15 @@ def test_a_reader_that_has_enough_is_no_error(acme):
     command = f"{sys.executable} -m anyaccel --machine sim:A1:900 --json | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+
+
+@pytest.mark.parametrize("given", ["-5s", "1_000", "\u0663", "1.5", "-1000001", "9" * 5000, ""])
+def test_a_priority_that_cannot_be_is_refused_with_the_rule(given, acme, anyaccel):
+    done = anyaccel("why", "A1", "--machine", "sim:A1:1", f"--priority={given}")
+    assert done.returncode == 2
+    assert "argument --priority: must be a whole number from -1000000 to 1000000 (got " in done.stderr
+    assert len(done.stderr) < 250
+
+
+def test_a_priority_may_be_negative(acme, anyaccel):
+    assert anyaccel("why", "A1", "--machine", "sim:A1:1", "--priority=-3").returncode == 0

@@ -383,6 +383,7 @@ def test_streams_that_cannot_be_written_are_told_in_one_message(command, redirec
     if redirection in (">&-", ">/dev/full") and command in TOLD:
         assert status == "1"
         assert "anyaccel: standard output cannot be written: " in done.stderr
+        assert ("free some space" in done.stderr) == (redirection == ">/dev/full")
 
 
 @pytest.mark.parametrize("command", ["status", "plugins", "completion zsh"])

@@ -2,7 +2,7 @@
 
 import pytest
 from anyaccel.errors import UsageError
-from anyaccel.inventory.declared import declare, parse_declaration
+from anyaccel.inventory.declared import declare, label, parse_declaration
 from anyaccel.scheduler import Scheduler
 from small_machines import gpus, machine
 
@@ -38,7 +38,9 @@ def test_text():
 
 @pytest.mark.parametrize("text", ["", "GPU", "GPU=", "=8", "GPU=-1", "GPU=1.5", "GPU=٢", "G U=1", "GPU=" + "9" * 5000])
 def test_text_of_another_form(text):
-    with pytest.raises(UsageError, match=r"a declaration must be NAME=NUMBER with a whole number, such as GPU=8"):
+    with pytest.raises(
+        UsageError, match=r"a declaration must be NAME=NUMBER with a whole number up to 65536, such as GPU=8"
+    ):
         parse_declaration(text)
 
 
@@ -51,3 +53,10 @@ def test_a_number_that_cannot_be(number):
 def test_a_name_that_cannot_be():
     with pytest.raises(UsageError, match="a declared resource must be a name such as GPU"):
         declare(machine(), {"8": 8})
+
+
+def test_what_is_no_mapping_is_refused():
+    with pytest.raises(UsageError, match=r"devices are declared as a mapping such as {'GPU': 8} \(got 'GPU=8'\)"):
+        declare(machine(), "GPU=8")
+    with pytest.raises(UsageError, match=r"labels are a mapping such as .* \(got \['a'\]\)"):
+        label(machine(), ["a"])

@@ -63,6 +63,8 @@ def test_what_subprocess_run_would_refuse_is_refused_before_the_request_waits(ac
             ),
             ([], {}, r"command must be a list, such as \['python', 'train.py'\]"),
             ("", {"shell": True}, "command must be a list"),
+            (7, {}, r"command must be a list, .* \(got 7\)"),
+            (iter(["true"]), {}, "command must be a list"),
             (["true"], {"env": {}}, "give what it is to start from as environ"),
             (["cat"], {"input": b"", "stdin": subprocess.PIPE}, "give one of them"),
             (["true"], {"capture_output": True, "stdout": 1}, "leave these out"),

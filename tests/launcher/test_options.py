@@ -86,3 +86,30 @@ def test_durations_may_be_texts(acme):
 def test_a_text_that_is_no_duration_is_refused(function, name, value, acme):
     with pytest.raises(aa.UsageError, match=f"^{name} must be (a duration such as 90s|more than 0)"):
         FUNCTIONS[function](machine=MACHINE, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: aa.leases("sim:H100:2"),
+        lambda: aa.why("GPU", inventory="sim:H100:2"),
+        lambda: aa.acquire("GPU", inventory="sim:H100:2"),
+        lambda: aa.run("GPU", ["true"], inventory="sim:H100:2"),
+    ],
+)
+def test_the_name_of_a_machine_is_no_inventory(call):
+    with pytest.raises(aa.UsageError, match=r"inventory must be what anyaccel\.detect\(\) returns") as refused:
+        call()
+    assert refused.value.hint == "machine= takes the name of a machine"
+
+
+def test_a_path_is_no_machine(tmp_path):
+    with pytest.raises(aa.MachineError, match=r"a machine must be text such as 'host' or 'sim:H100:8' \(got PosixPath"):
+        aa.detect(tmp_path)
+
+
+@pytest.mark.parametrize("note", [["x"], {"a": 1}, 5, None])
+def test_a_note_that_is_no_text_is_none(note, acme):
+    inventory = aa.detect(MACHINE)
+    with aa.acquire("A1", inventory=inventory, note=note):
+        assert [record.note for record in aa.leases(inventory)] == [""]

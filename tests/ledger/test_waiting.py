@@ -375,6 +375,9 @@ def test_arguments_are_checked(ledger):
     for priority in (1_000_001, -1_000_001):
         with pytest.raises(UsageError, match="priority must be from -1000000 to 1000000"):
             ledger.acquire(ANY, one, priority=priority)
+    for priority in (0.5, "1", None):
+        with pytest.raises(UsageError, match="priority must be a whole number"):
+            ledger.acquire(ANY, one, priority=priority)
 
 
 def test_an_empty_choice_holds_nothing(ledger, files):

@@ -182,6 +182,17 @@ def test_what_is_no_request_at_all(text, message):
             "a request must be text such as 'GPU:2', a list of such texts or a Request (got b'GPU' that is a bytes)",
         ),
         (Request(terms=()), "a request must have 1 to 64 terms (got 0)"),
+        (Request(terms="GPU"), "the terms of a request must be a tuple of Term (got 'GPU')"),
+        (Request(terms=(Term(names="GPU"),)), "'names' of a term must be a tuple of texts (got 'GPU')"),
+        (
+            Request(terms=(Term(names=("GPU",), units=1.5),)),
+            "'units' of a term must be a whole number of 1/10000 (got 1.5)",
+        ),
+        (Request(terms=(Term(names=("GPU",), linked="no"),)), "'linked' of a term must be True or False (got 'no')"),
+        (
+            Request(terms=(Term(names=("GPU",), filters={"mem": "1G"}),)),
+            "'filters' of a term must be a tuple of pairs of texts (got {'mem': '1G'})",
+        ),
         (
             Request(terms=(Term(names=("GPU",), units=15_000),)),
             "request 'GPU:1.5': a quantity above one device must be whole (got 1.5); ask for GPU:1 or GPU:2",

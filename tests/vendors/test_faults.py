@@ -594,3 +594,13 @@ def test_a_vendor_that_is_too_late_leaves_no_core(install, record, tmp_path, mon
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("core")] == []
+
+
+def test_a_module_path_that_grows_again_and_again_keeps_no_descriptors(acme, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    counts = []
+    for number in range(12):
+        sys.path.append(str(tmp_path / str(number)))  # as a cell of a notebook does at each run
+        assert aa.detect(machine="sim:A1:1").devices
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] == counts[5]

@@ -60,10 +60,10 @@ def duration(text: object) -> float:
         given += "s"
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", given)
     if not parts or "".join(number + unit for number, unit in parts) != given:
-        raise ValueError(f"must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got {text!r})")
+        raise ValueError(f"must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got {shown(text)})")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= LONGEST_DURATION:
-        raise ValueError(f"must be more than 0 and at most 366d (got {text!r})")
+        raise ValueError(f"must be more than 0 and at most 366d (got {shown(text)})")
     return seconds
 
 
@@ -170,7 +170,7 @@ def shown(value: object) -> str:
     """Return a wrong value for a message: its Python form, cut off after 60 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of too many digits, a list in itself
+    except Exception:  # noqa: BLE001 - a number of too many digits, a deep list, a class of the caller
         return f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

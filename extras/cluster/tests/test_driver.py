@@ -5,11 +5,19 @@ import time
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
-from anyaccel.errors import BrokenWorkerError, TaskTimeoutError, WorkerError, WorkerStartError
+from anyaccel.errors import (
+    BrokenWorkerError,
+    NeverFitsError,
+    TaskTimeoutError,
+    UnknownNameError,
+    WorkerError,
+    WorkerStartError,
+)
 from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.messages import MessageKind, dumps
+from anyaccel.scheduler import parse_request
 from anyaccel_cluster.cluster import Answer, Cluster, Plan, Started, make_failure
 from anyaccel_cluster.driver import Driver, RemoteActor
 from waiting import PATIENCE, until
@@ -43,6 +51,9 @@ class OurCluster(Cluster[Plan]):
 
     def remove_call(self, key, *, left):
         pass
+
+    def find_plan(self, request):
+        return Plan(request=request, terms=("",))
 
     def place(self, order, plan, *, actor):
         return None
@@ -92,6 +103,33 @@ def test_a_cluster_is_closed_once_and_before_shutdown_returns():
     assert future.result(PATIENCE) == 1
     driver.shutdown(wait=True)
     assert closed == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (None, "Ours has not placed it yet"),
+        (NeverFitsError("gone", verdict=None), "no node of Ours can serve it now, so it waits until one joins"),
+        (UnknownNameError("gone"), "no node of Ours can serve it now, so it waits until one joins"),
+        (WorkerStartError("gone"), "Ours has not placed it yet"),
+    ],
+)
+def test_a_call_that_waits_says_so_if_the_nodes_that_could_serve_it_have_gone(fault, reason):
+    cluster = OurCluster()
+    driver = driver_on(cluster)
+    request = parse_request("GPU:1")
+    future = driver.submit(Options(needs=request), abs, (-1,), {})
+
+    def find_plan(_):
+        if fault is not None:
+            raise fault
+
+    cluster.find_plan = find_plan
+    cluster.refresh()
+    assert str(future.why()) == f"GPU:1 does not fit now: {reason}."
+    cluster.calls[0].set_result(pickle.dumps(Answer(MessageKind.RESULT, dumps(1).data)))
+    assert future.result(PATIENCE) == 1
+    driver.shutdown(wait=True)
 
 
 def test_an_answer_that_cannot_be_read_ends_its_call():

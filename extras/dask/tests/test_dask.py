@@ -1,6 +1,7 @@
 """Pools on a Dask cluster of several machines: every device to one call at a time, every mask right."""
 
 import ast
+import asyncio
 import importlib.util
 import os
 import subprocess
@@ -183,10 +184,16 @@ def test_a_machine_that_joins_serves_what_waits(cluster, pool, tmp_path):
     lives = one.actor(list)
     lives.ready.result(WAIT)
     waits = one.submit(abs, -1)
-    until(lambda: waits.why() is not None, "the call to wait")
-    cluster.add("sim:A1:1,Acme-Whole:1")
+    until(lambda: "Dask has not placed it yet" in str(waits.why()), "the call to wait")
+    joined = cluster.add("sim:A1:1,Acme-Whole:1")
     assert waits.result(WAIT) == 1
-    assert one.options(needs="Acme-Whole:1").submit(abs, -2).result(WAIT) == 2
+    whole = one.options(needs="Acme-Whole:1")
+    assert whole.submit(abs, -2).result(WAIT) == 2
+    cluster.kill(joined)
+    waits = whole.submit(abs, -3)
+    until(lambda: "no node of Dask can serve it now, so it waits until one joins" in str(waits.why()), "the death")
+    cluster.add("sim:Acme-Whole:1")
+    assert waits.result(WAIT) == 3
 
 
 @pytest.mark.usefixtures("acme")
@@ -285,3 +292,28 @@ def test_an_address_without_a_scheduler():
     soon = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
     with soon, pytest.raises(aa.UsageError, match=r"there is no Dask scheduler at 'tcp://127\.0\.0\.1:9'"):
         aa.Pool(engine="dask", address="tcp://127.0.0.1:9")
+
+
+@pytest.mark.usefixtures("acme")
+def test_a_scheduler_that_has_gone_is_named(cluster, pool):
+    cluster.add("sim:A1:1")
+    one = pool(cluster, "A1:1")
+    one._core.cluster._client.close()  # as Dask does when it cannot connect again
+    with pytest.raises(aa.WorkerStartError, match=r"the Dask scheduler at tcp://.* has gone") as caught:
+        one.options(needs="APU:1")
+    assert caught.value.hint == "make a new pool once it is there again"
+
+
+def test_an_asynchronous_client_is_refused_with_the_way_out(nodes):
+    from distributed import Client
+
+    async def use():
+        async with Client(nodes.address, asynchronous=True):
+            with pytest.raises(aa.UsageError, match="is asynchronous") as caught:
+                aa.Pool(engine="dask")
+            assert "asyncio.to_thread" in caught.value.hint
+            pool = await asyncio.to_thread(aa.Pool, engine="dask", address=nodes.address)
+            assert await pool.submit(pow, 2, 5) == 32
+            await asyncio.to_thread(pool.shutdown)
+
+    asyncio.run(use())

@@ -250,6 +250,29 @@ def test_it_serves_until_it_is_ended(acme, tmp_path):
             server.terminate()
 
 
+@pytest.mark.parametrize("address", ["9" * 5000, "\u0663", "..:80", f"{'a' * 70}:80", "\udcff:80", "70000"])
+def test_an_address_that_cannot_be_served_is_told(address, acme, anyaccel):
+    done = anyaccel("metrics", "--machine", "sim:A1:2", "--serve", address, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(("anyaccel: nothing can be served at ", "anyaccel: --serve takes HOST:PORT or PORT"))
+
+
+def test_a_fault_is_served_in_the_letters_of_its_names(acme, tmp_path, record):
+    machine = record({}, name="\u673a\u5668")
+    command = [sys.executable, "-m", "anyaccel", "metrics", "--machine", machine, "--serve", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stderr.readline().split()[-1]
+            (tmp_path / "\u673a\u5668" / "machine.json").write_text("{")
+            with pytest.raises(urllib.error.HTTPError, match="500") as refused:
+                urllib.request.urlopen(address, timeout=60)
+            assert "\u673a\u5668/machine.json cannot be read" in refused.value.read().decode()
+            refused.value.close()
+        finally:
+            server.terminate()
+        assert server.stderr.read() == ""
+
+
 def test_a_client_that_goes_is_not_told_of(acme):
     """Every user can be one: what a service says is kept on a disk."""
     command = [sys.executable, "-m", "anyaccel", "metrics", "--machine", "sim:A1:2", "--serve", "0"]

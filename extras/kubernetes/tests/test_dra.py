@@ -11,6 +11,7 @@ import pytest
 import slice_rules
 from anyaccel.linux import write_whole
 from anyaccel_export.slices import device_names
+from anyaccel_kubernetes.claims import ClaimError, parse_quantity
 from fake_api import FakeApi
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
@@ -263,3 +264,9 @@ def test_a_device_and_its_parts_are_counted_by_the_scheduler_and_never_leased_to
         node.kubelet.prepare("whole", "u-2")
     node.kubelet.unprepare("part", "u-1")
     assert set(node.kubelet.prepare("whole", "u-2")) == {whole}
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "nan", "inf", "-inf", "1e400", "9" * 5000, "0x10"])
+def test_a_quantity_that_is_none_is_refused(text):
+    with pytest.raises(ClaimError, match="a quantity of the API server is not understood"):
+        parse_quantity(text)

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -197,23 +198,71 @@ def test_the_list_of_unit_instances_is_that_of_ray():
     assert {*own_unit_instances(), "GPU"} == {*get_all_accelerator_resource_names()}
 
 
+KILLED = """
+import os, signal, sys, time, anyaccel as aa
+if __name__ == "__main__":
+    pool = aa.Pool(engine="ray", address=sys.argv[1])
+    future = pool.submit(time.sleep, 600)
+    while not future.running():  # a notice says so
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def notices():
+    import ray
+
+    return ray.experimental.internal_kv._internal_kv_list(b"", namespace=b"anyaccel")
+
+
+def test_notices_of_a_program_that_was_killed_are_removed_by_the_next_pool(ray_nodes, pool, tmp_path):
+    one = pool()
+    assert one.submit(abs, -1).result(WAIT) == 1, "this process is connected"
+    path = tmp_path / "killed.py"
+    path.write_text(KILLED)
+    done = subprocess.run(
+        [sys.executable, str(path), ray_nodes.address],
+        env={**os.environ, "RAY_LOG_TO_DRIVER": "0"}, timeout=WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    assert notices(), "what it has left"
+
+    def next_pool():
+        with pool() as following:
+            following.submit(abs, -1).result(WAIT)
+        return not notices()
+
+    until(next_pool, "Ray to know of the death, and the notices to be removed")
+
+
 PROGRAM = """
 import sys, time, anyaccel as aa, ray
 def late(path):
     time.sleep(0.5)
     open(path, "w").write("done")
+class Sleeper:
+    def sleep(self, seconds):
+        time.sleep(seconds)
 if __name__ == "__main__":
     pool = aa.Pool(engine="ray", address=sys.argv[1], grace=0.5)
     pool.submit(abs, 1).result(60)
+    if sys.argv[3] == "leave":
+        actor = pool.actor(Sleeper)
+        sleeps = actor.sleep(60)
+        actor.ready.result(60)
     future = pool.submit(late, sys.argv[2])
     if sys.argv[3] == "leave":
         ray.shutdown()
+        print(type(future.exception(60)).__name__, type(sleeps.exception(60)).__name__)
+        print(pool.submit(abs, 1).exception(60), ray.is_initialized())
         pool.shutdown()
-        print(type(future.exception(60)).__name__)
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [("exit", ""), ("leave", "BrokenWorkerError")])
+LEFT = "BrokenWorkerError BrokenWorkerError\nthis process has left the Ray cluster of the pool False"
+
+
+@pytest.mark.parametrize(("how", "said"), [("exit", ""), ("leave", LEFT)])
 def test_a_program_that_ends_or_leaves_the_cluster_with_a_call_on_its_way(ray_nodes, tmp_path, how, said):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

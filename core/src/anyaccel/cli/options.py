@@ -61,12 +61,25 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
     def kind(text: str) -> int:
         # int() takes underscores, blanks and digits of all scripts.
-        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) else -1
+        digits = text.removeprefix("-")
+        known = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(most))
+        number = int(text) if known else least - 1
         if not least <= number <= most:
             raise _refused(f"must be a whole number from {least} to {most} (got {text!r:.40})")
         return number
 
     return kind
+
+
+def priority(text: str) -> int:
+    """Parse a priority.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is no whole number, or the number is out of range.
+    """
+    from anyaccel.ledger.entries import MAX_PRIORITY  # few command lines have one
+
+    return whole(-MAX_PRIORITY, MAX_PRIORITY)(text)
 
 
 def _refused(message: str) -> argparse.ArgumentTypeError:
@@ -117,7 +130,7 @@ def add_wait(parser: Options) -> None:
     parser.add_argument(
         "--priority",
         metavar="N",
-        type=int,
+        type=priority,
         default=0,
         help="higher ones are served first (default: 0)",
     )
@@ -139,7 +152,7 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
     """Declare the terms under which a command that holds nothing considers a request."""
     parser.add_argument("--time", metavar="DURATION", type=duration, help="consider a request with this time limit")
     parser.add_argument(
-        "--priority", metavar="N", type=int, default=0, help="consider a request of this priority (default: 0)"
+        "--priority", metavar="N", type=priority, default=0, help="consider a request of this priority (default: 0)"
     )
 
 

@@ -7,6 +7,7 @@ Every text goes to a terminal, a file or a pipe through this module, which repla
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -332,10 +333,10 @@ def print_raw(data: str | bytes) -> None:
     if isinstance(error, BrokenPipeError):
         raise error
     if error is not None:
-        reason = error.strerror or str(error)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise AnyaccelError(
-            f"standard output cannot be written: {reason}",
-            hint="free some space, or redirect the output to another file",
+            f"standard output cannot be written: {error.strerror or error}",
+            hint="free some space, or redirect the output to another file" if full else "redirect the output to a file",
         )
 
 

@@ -27,7 +27,9 @@ def parse_declaration(text: str) -> tuple[str, int]:
     """
     match = re.fullmatch(rf"({NAME.pattern})=([0-9]{{1,{len(str(MOST))}}})", text)
     if match is None:
-        raise UsageError(f"a declaration must be NAME=NUMBER with a whole number, such as GPU=8 (got {text!r:.60})")
+        raise UsageError(
+            f"a declaration must be NAME=NUMBER with a whole number up to {MOST}, such as GPU=8 (got {text!r:.60})"
+        )
     return _checked(match[1], int(match[2]))
 
 
@@ -47,9 +49,12 @@ def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:
         >>> anyaccel.open_scheduler(inventory).allocate("FPGA:2").devices[1].index
         1
     """
+    given: object = devices  # callers without a type checker may pass any value
+    if not isinstance(given, Mapping):
+        raise UsageError(f"devices are declared as a mapping such as {{'GPU': 8}} (got {shown(given)})")
     known = list(inventory.devices)
     for name, number in devices.items():
-        resource, wanted = _checked(name, number)
+        resource, wanted = _checked(str(name), number)
         here = [device for device in known if device.resource.lower() == resource.lower()]
         if here:
             resource = here[0].resource  # in the vendor's spelling: requests compare without case
@@ -111,6 +116,9 @@ def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventor
         >>> [device.index for device in scheduler.allocate("GPU:2,label=team=vision").devices]
         [0, 1]
     """
+    mapping: object = labels  # callers without a type checker may pass any value
+    if not isinstance(mapping, Mapping):
+        raise UsageError(f"labels are a mapping such as {{'H100/0-1': ['team=vision']}} (got {shown(mapping)})")
     found = {device.id: device for device in inventory.devices}
     for name, texts in labels.items():
         try:

@@ -47,7 +47,7 @@ def detect(
         ['H100', 'H100']
     """
     environ = os.environ if environ is None else environ
-    begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
+    begin_for(machine if isinstance(machine, str | None) else getattr(machine, "text", None), environ)
     # Imports while the fork server starts.
     from anyaccel.durations import read_seconds
     from anyaccel.inventory.find import find

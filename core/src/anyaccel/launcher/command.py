@@ -17,6 +17,7 @@ from anyaccel.launcher.start import make_start_error, require_program
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, describe_timeout, print_line
 from anyaccel.linux import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree, process
 from anyaccel.linux import mark as marks
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,17 +134,18 @@ def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> 
         UsageError: If there is no command, a string comes without ``shell=True``, ``env`` is given (``environ``
             takes its place), ``input`` comes with ``stdin``, or ``capture_output`` with ``stdout`` or ``stderr``.
     """
-    if not command or (isinstance(command, (str, bytes, os.PathLike)) and not options.get("shell")):
+    text = isinstance(command, (str, bytes, os.PathLike))
+    if not command or (text and not options.get("shell")) or not (text or isinstance(command, Sequence)):
         words = repr(command.split()) if command and isinstance(command, str) else "['python', 'train.py']"
         way_out = f"a list, such as {words:.200}, or a string with shell=True"
-        raise UsageError(f"command must be {way_out} (got {command!r:.60})")
+        raise UsageError(f"command must be {way_out} (got {shown(command)})")
     if "env" in options:
         raise UsageError("env is made by anyaccel: give what it is to start from as environ")
     if options.get("input") is not None and options.get("stdin") is not None:
         raise UsageError("stdin and input are the same: give one of them")
     if options.get("capture_output") and (options.get("stdout"), options.get("stderr")) != (None, None):
         raise UsageError("capture_output says where stdout and stderr go: leave these out")
-    return "sh" if isinstance(command, (str, bytes, os.PathLike)) else os.fsdecode(command[0])
+    return "sh" if text else os.fsdecode(command[0])
 
 
 def _complete(

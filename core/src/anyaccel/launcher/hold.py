@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
 
+from anyaccel._interrupts import finish_step
 from anyaccel._typing import TypeVar
 from anyaccel.durations import read_seconds
 from anyaccel.errors import (
@@ -23,7 +24,6 @@ from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, chec
 from anyaccel.launcher.open_lease import OpenLease, list_own_leases, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.ledger import Acquisition, Lease, LeaseRecord, Ledger, find
-from anyaccel.linux import finish_step
 from anyaccel.linux import mark as marks
 from anyaccel.model import (
     NOTHING,

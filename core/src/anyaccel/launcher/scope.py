@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import TypeVar
+from anyaccel.errors import UsageError
 from anyaccel.inventory import LEASE_VARIABLE, families, places
 from anyaccel.inventory.current import current
 from anyaccel.ledger import DeviceLock, LeaseRecord, Want, device_name, vendor_and_id
@@ -27,6 +28,7 @@ from anyaccel.model import (
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, extent_of
+from anyaccel.text import shown
 from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
@@ -71,8 +73,15 @@ class Scope(Value):
         may be logged.
 
         Raises:
-            UsageError: If the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
+            UsageError: If ``inventory`` is no inventory, or the environment names a lease, and ``ANYACCEL_ALLOCATION``
+                is invalid.
         """
+        given: object = inventory  # callers without a type checker may pass any value
+        if not isinstance(given, Inventory):
+            raise UsageError(
+                f"inventory must be what anyaccel.detect() returns (got {shown(given)})",
+                hint="machine= takes the name of a machine",
+            )
         leased = environ.get(LEASE_VARIABLE, "")
         if leased:
             held = current(environ)

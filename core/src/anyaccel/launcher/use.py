@@ -6,11 +6,12 @@ import os
 import warnings
 from collections.abc import Collection, Sequence
 
+from anyaccel._interrupts import finish_step
 from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import bind_thread
 from anyaccel.launcher.launch import AcquireOptions, check_options
-from anyaccel.linux import finish_step, list_mapped, tidy_in_child
+from anyaccel.linux import list_mapped, tidy_in_child
 from anyaccel.linux import mark as marks
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request

@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
+from operator import index
 
+from anyaccel._interrupts import finish_step
 from anyaccel._typing import TypedDict
 from anyaccel.backfill import latest_end, may_pass
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
@@ -32,10 +34,11 @@ from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, d
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
-from anyaccel.linux import FileEvents, finish_step, process
+from anyaccel.linux import FileEvents, process
 from anyaccel.linux import mark as marks
 from anyaccel.model import UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
+from anyaccel.text import clean, shown
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -116,10 +119,14 @@ class Acquisition:
     ) -> None:
         if wait is not None and not 0 <= wait <= math.inf:
             raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+        try:
+            priority = index(priority)  # callers without a type checker may pass any value
+        except TypeError:
+            raise UsageError(f"priority must be a whole number (got {shown(priority)})") from None
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state
-        self._asked, self._priority, self._note, self._choose = want, priority, note, choose
+        self._asked, self._priority, self._note, self._choose = want, priority, clean(note), choose
         self._want, self._policy, self._plain = want, PLAIN, True  # until adopt_policy()
         self._kept_place = place
         self._since = process.boot_seconds()

@@ -17,12 +17,13 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 
+from anyaccel._interrupts import finish_step
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.entries import BODY_LIMIT, ENDLESS, Period, Tenure
-from anyaccel.linux import Mark, finish_step, lock_owner, process
+from anyaccel.linux import Mark, lock_owner, process
 from anyaccel.model import UNITS_PER_DEVICE, Extent, Value, field
 from anyaccel.policy import Need
 from anyaccel.text import clean

@@ -13,7 +13,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.linux.fork": "hold_while_forking renew_in_child tidy_in_child",
         "anyaccel.linux.groups": "group_inode is_populated",
         "anyaccel.linux.inotify": "FileEvents",
-        "anyaccel.linux.interrupts": "finish_step",
         "anyaccel.linux.landlock": "Node node_of",
         "anyaccel.linux.mark": "Mark",
         "anyaccel.linux.process": (

@@ -18,7 +18,6 @@ from anyaccel.linux.fork import tidy_in_child as tidy_in_child
 from anyaccel.linux.groups import group_inode as group_inode
 from anyaccel.linux.groups import is_populated as is_populated
 from anyaccel.linux.inotify import FileEvents as FileEvents
-from anyaccel.linux.interrupts import finish_step as finish_step
 from anyaccel.linux.landlock import Node as Node
 from anyaccel.linux.landlock import node_of as node_of
 from anyaccel.linux.mark import Mark as Mark

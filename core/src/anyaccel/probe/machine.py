@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from anyaccel.errors import MachineError
 from anyaccel.model import Value
 from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
     """
     if isinstance(machine, Machine):
         return machine
+    given: object = machine  # callers without a type checker may pass any value
+    if not isinstance(given, str | None):
+        raise MachineError(f"a machine must be text such as 'host' or 'sim:H100:8' (got {shown(given)})")
     text = machine or (os.environ if environ is None else environ).get(MACHINE_VARIABLE) or HOST
     if text == HOST:
         return Machine()
@@ -86,7 +90,7 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
     path = os.path.join(text, FILE_NAME) if os.path.isdir(text) else text
     if not os.path.lexists(path):
         raise MachineError(
-            f"there is no machine {text!r}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
+            f"there is no machine {shown(text)}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
             f" a {FILE_NAME} as 'anyaccel record DIR' writes it"
         )
     load(path)  # here, so that a damaged recording is an error of the caller, not of every vendor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -9,8 +10,9 @@ from itertools import count
 from math import inf
 from time import monotonic
 
+from anyaccel._interrupts import finish_step
 from anyaccel.durations import Duration, read_seconds
-from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
+from anyaccel.errors import AnyaccelError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
 from anyaccel.scheduler.books import NO_TERMS, Books, RequestPlan
@@ -62,6 +64,7 @@ class Allocator:
         self._held: dict[str, Allocation] = {}
         self._former: set[str] = set()  # identities of restored members, which no new allocation gets
         self._queue = Queue()
+        self._served: list[Ticket] = []  # those that were placed last, of which an interrupt may keep the notice
         self._numbers = count(1)
         self._policy = policy or PLAIN
         self._timed = policy is not None  # else time limits are ignored
@@ -106,13 +109,21 @@ class Allocator:
             NotFreeError: When the request cannot be served now; carries the verdict.
         """
         seconds = read_seconds("time", time, positive=True)
-        with self._lock:
-            plan = self._plan(request, hosts)
-            waiting = self._waiting(plan, _LAST, priority, seconds, user)
-            allocation = self._try(waiting, plan, note)
-            if allocation is not None:
-                return allocation
-            verdict = self._judge(plan, waiting)
+        allocation: Allocation | None = None
+        try:
+            with self._lock:
+                plan = self._plan(request, hosts)
+                waiting = self._waiting(plan, _LAST, priority, seconds, user)
+                allocation = self._try(waiting, plan, note)
+                if allocation is None:
+                    verdict = self._judge(plan, waiting)
+        except (AnyaccelError, ValueError):
+            raise
+        except BaseException:
+            finish_step(lambda: self._undo(allocation))
+            raise
+        if allocation is not None:
+            return allocation  # no bytecode since the attempt lets an interrupt in
         error = NotFreeError if verdict.ever_fits else NeverFitsError
         # With the machine's leases, a device may have become free since the attempt.
         message = f"{plan.request} was not free a moment ago." if verdict.fits_now else verdict.message
@@ -156,28 +167,35 @@ class Allocator:
             NeverFitsError: When the request can never be served and ``infeasible`` is ``raise``.
         """
         seconds = read_seconds("time", time, positive=True)
-        with self._lock:
-            plan = self._plan(request, hosts)
-            waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
-            if infeasible == "raise" and self._never_fits(plan, waiting):
-                verdict = self._judge(plan, waiting)
-                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
-            ticket = Ticket(
-                plan,
-                waiting=waiting,
-                cancel=self.cancel,
-                why=self.why,
-                place=self._place_in_line,
-                note=note,
-                on_placed=on_placed,
-            )
-            ticket.allocation = self._try(waiting, plan, note)
-            if ticket.allocation is None:
-                if plan.ever_fits:
-                    self._wait_in_line(ticket)
-                self._queue.add(ticket)
-        if ticket.allocation is not None:
-            notify([ticket])
+        ticket: Ticket | None = None
+        try:
+            with self._lock:
+                plan = self._plan(request, hosts)
+                waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
+                if infeasible == "raise" and self._never_fits(plan, waiting):
+                    verdict = self._judge(plan, waiting)
+                    raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)  # noqa: TRY301
+                ticket = Ticket(
+                    plan,
+                    waiting=waiting,
+                    cancel=self.cancel,
+                    why=self.why,
+                    place=self._place_in_line,
+                    note=note,
+                    on_placed=on_placed,
+                )
+                ticket.allocation = self._try(waiting, plan, note)
+                if ticket.allocation is None:
+                    if plan.ever_fits:
+                        self._wait_in_line(ticket)
+                    self._queue.add(ticket)
+            if ticket.allocation is not None:
+                notify([ticket])
+        except (AnyaccelError, ValueError):
+            raise
+        except BaseException:
+            finish_step(lambda: self._undo(ticket=ticket))
+            raise
         return ticket
 
     async def acquire(
@@ -223,30 +241,39 @@ class Allocator:
             ValueError: When the allocation is not held: it was released before, another scheduler made it, or it is a
                 member of a gang, which is released as a whole.
         """
-        with self._lock:
-            held = self._held.pop(allocation.id, None)
-            if held is None:
-                raise ValueError(
-                    f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
-                    f"another scheduler made it; a gang is released as a whole"
-                )
-            for member in held.members:
-                self._give_back(member)
-            placed = self._serve()
-        notify(placed)
+        held: Allocation | None = allocation
+        try:
+            with self._lock:
+                held = self._held.pop(allocation.id, None)
+                for member in held.members if held is not None else ():
+                    self._give_back(member)
+                placed = self._serve() if held is not None else []
+            notify(placed)
+        except BaseException:
+            finish_step(self._repair)
+            raise
+        if held is None:
+            raise ValueError(
+                f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
+                f"another scheduler made it; a gang is released as a whole"
+            )
 
     def cancel(self, ticket: Ticket) -> bool:
         """Cancel a waiting request, and serve requests behind it; return whether the ticket waited.
 
         See :meth:`Ticket.cancel`. Tasks that await the ticket are woken.
         """
-        with self._lock:
-            waited = self._queue.remove(ticket)
-            placed = self._serve() if waited else []
-            ticket.cancelled = ticket.cancelled or waited
-        notify(placed)
-        if waited:
-            ticket.wake()
+        try:
+            with self._lock:
+                ticket.cancelled = ticket.cancelled or ticket in self._queue
+                waited = self._queue.remove(ticket)
+                placed = self._serve() if waited else []
+            notify(placed)
+            if waited:
+                ticket.wake()
+        except BaseException:
+            finish_step(self._repair)
+            raise
         return waited
 
     def why(
@@ -337,10 +364,14 @@ class Allocator:
             now, terms = self._clock(), NO_TERMS
             if self._timed:
                 terms = Holding(device=None, user=user, since=now, until=None if seconds is None else now + seconds)
-            for books, each in members:
-                books.restore(each, note, terms)
-                self._former.add(each.id)
-            self._held[allocation.id] = allocation
+            try:
+                for books, each in members:
+                    books.restore(each, note, terms)
+                    self._former.add(each.id)
+                self._held[allocation.id] = allocation
+            except BaseException:
+                finish_step(self._recount)
+                raise
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
@@ -353,9 +384,41 @@ class Allocator:
             books = self._books[machine]
             if holder in self._held or holder in books.held:
                 raise ValueError(f"holder must be an identity under which nothing is held (got {holder!r:.60})")
-            allocation = books.occupy(held, holder, note)
-            self._held[allocation.id] = allocation
+            try:
+                allocation = books.occupy(held, holder, note)
+                self._held[allocation.id] = allocation
+            except BaseException:
+                finish_step(self._recount)
+                raise
         return allocation
+
+    # After an interrupt
+
+    def _undo(self, allocation: Allocation | None = None, *, ticket: Ticket | None = None) -> None:
+        """Undo an interrupted call, whose allocation or ticket never reaches the caller; may be called again."""
+        self._repair()
+        if ticket is not None:
+            self.cancel(ticket)
+            allocation = ticket.allocation
+        if allocation is not None:
+            with contextlib.suppress(ValueError):  # released by an earlier call
+                self.release(allocation)
+
+    def _repair(self) -> None:
+        """Complete what an interrupt may have left half done: books, queue and notices; may be called again."""
+        with self._lock:
+            self._recount()
+            self._arrange()
+            former, placed = self._served, self._replan()
+            placed += self._serve()
+        notify([*former, *placed])
+
+    def _recount(self) -> None:
+        """Make the books agree with the allocations that are held; the caller holds the lock."""
+        kept = {member.id for held in self._held.values() for member in held.members}
+        for machine, books in tuple(self._books.items()):
+            books.keep(kept)
+            self._drop(machine)
 
     # Machines, with the lock held
 
@@ -366,6 +429,18 @@ class Allocator:
             ValueError: When two devices have one id.
         """
         self._books[machine] = Books(inventory, self._validate, self._names, machine=machine, lock=self._lock)
+
+    def _adopt(self, machine: str, inventory: Inventory | None) -> None:
+        """Adopt a machine as of :meth:`_update`, and notify the placed tickets. Takes the lock."""
+        try:
+            with self._lock:
+                placed = self._update(machine, inventory)
+            notify(placed)
+        except ValueError:
+            raise
+        except BaseException:
+            finish_step(self._repair)
+            raise
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
         """Adopt a new, changed or removed machine, plan each waiting request again, and serve requests.
@@ -411,16 +486,20 @@ class Allocator:
         """
         # By arrival: within a kind the queue relies on this order.
         tickets = sorted(self._queue, key=lambda ticket: ticket.number)
-        self._queue = Queue()
-        placed = []
+        queue, placed = Queue(), []
         for ticket in tickets:
+            if ticket.allocation is not None or ticket.cancelled:  # an interrupt came before it left the queue
+                ticket.notified = ticket.notified or ticket.cancelled
+                placed.append(ticket)
+                continue
             ticket.plan = plan = self._make_plan(ticket.request, ticket.plan.hosts)
             ticket.waiting = replace(ticket.waiting, **plan.quantities)
             if plan.ever_fits or not plan.request.else_cpu:
-                self._queue.add(ticket)
+                queue.add(ticket)
             else:
                 ticket.allocation = self._hold(plan, {}, ticket.note)
                 placed.append(ticket)
+        self._queue = queue
         return placed
 
     def _give_back(self, member: Allocation) -> None:
@@ -585,16 +664,19 @@ class Allocator:
         Returns:
             The tickets, which the caller notifies after releasing the lock.
         """
-        served: list[Ticket] = []
-        while self._queue and (ticket := self._serve_next()) is not None:
-            served.append(ticket)
+        served = self._served = list[Ticket]()
+        while self._queue and self._serve_next(served):
+            pass
         return served
 
-    def _serve_next(self) -> Ticket | None:
-        """Place the first ticket that can be placed, in the order of service, and take the ticket out of the queue.
+    def _serve_next(self, served: list[Ticket]) -> bool:
+        """Place the first ticket that can be placed, in the order of service, and move the ticket from the queue.
+
+        Args:
+            served: Where the ticket goes, with its allocation.
 
         Returns:
-            The ticket, with its allocation; None when no ticket can be placed.
+            False when no ticket can be placed.
         """
         held = self._counted()
         turn = self._policy.sort_key(held, self._clock())
@@ -609,11 +691,12 @@ class Allocator:
                 rivals = self._rivals(waiting, ahead) if ahead else []
                 ticket.allocation = self._place(waiting, ticket.plan, ticket.note, rivals)
                 if ticket.allocation is not None:
+                    served.append(ticket)
                     self._queue.remove(ticket)
-                    return ticket
+                    return True
             ahead.append(ticket)
             blocked |= 0 if limited else mask
-        return None
+        return False
 
     def _place_in_line(self, ticket: Ticket) -> int:
         """Return 1 and the number of tickets that block a ticket; 0 if it is not in line. Takes the lock."""
@@ -695,9 +778,7 @@ class Scheduler(Allocator):
         Raises:
             ValueError: When two of its devices have one id; then nothing has changed.
         """
-        with self._lock:
-            placed = self._update("", inventory)
-        notify(placed)
+        self._adopt("", inventory)
 
     def occupy(self, held: Mapping[str, Extent], *, holder: str, note: str = "") -> Allocation:
         """Count parts of devices as held by a foreign holder.
@@ -779,9 +860,7 @@ class Fleet(Allocator):
         Raises:
             ValueError: When two of its devices have one id; then nothing has changed.
         """
-        with self._lock:
-            placed = self._update(machine, inventory)
-        notify(placed)
+        self._adopt(machine, inventory)
 
     def occupy(self, machine: str, held: Mapping[str, Extent], *, holder: str, note: str = "") -> Allocation:
         """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.

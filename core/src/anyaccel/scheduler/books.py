@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _weakrefset import WeakSet
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 
@@ -157,6 +157,14 @@ class Books:
         layout = Layout(known, self.layout.names, self.layout.validate)
         self.inventory, self.there = now, inventory is not None
         self.layout = layout
+        self.resolve.cache_clear()
+        self.recount()
+
+    def keep(self, ids: Collection[str]) -> None:
+        """Drop all other allocations than these, and count these again: for books that were left half changed."""
+        for key in self.held.keys() - ids:
+            del self.held[key]
+        self.refused.clear()
         self.resolve.cache_clear()
         self.recount()
 

@@ -266,15 +266,39 @@ def _checked(request: Request) -> Request:
     Raises:
         RequestError: When the grammar could not have made the request.
     """
+    terms: object = request.terms  # callers without a type checker may have given any value
+    if not isinstance(terms, Sequence) or not all(isinstance(term, Term) for term in terms):
+        raise RequestError(f"the terms of a request must be a tuple of Term (got {shown(terms)})")
     if not 0 < len(request.terms) <= MAX_TERMS:
         raise RequestError(f"a request must have 1 to {MAX_TERMS} terms (got {len(request.terms)})")
     for term in request.terms:
+        if fault := _type_fault(term):
+            raise RequestError(fault)
         if not term.names or not all(NAME.fullmatch(name) for name in term.names):
             raise RequestError(
                 f"a term's names must each be a letter, then letters, digits and . _ - (got {shown(term.names)})"
             )
         _check_term(str(term), term)
     return request
+
+
+def _type_fault(term: Term) -> str:
+    """Describe a field of a hand-made term that is of another type; empty if none is."""
+    pairs = type(term.filters) is tuple and all(_are_texts(each) and len(each) == 2 for each in term.filters)  # noqa: PLR2004
+    fields = (
+        ("names", "a tuple of texts", _are_texts(term.names)),
+        ("filters", "a tuple of pairs of texts", pairs),
+        ("units", "a whole number of 1/10000", type(term.units) is int),
+        ("memory_bytes", "a whole number of bytes", type(term.memory_bytes) is int),
+        ("linked", "True or False", type(term.linked) is bool),
+        ("mixed", "True or False", type(term.mixed) is bool),
+    )
+    wrong = ((name, rule) for name, rule, passes in fields if not passes)
+    return next((f"{name!r} of a term must be {rule} (got {shown(getattr(term, name))})" for name, rule in wrong), "")
+
+
+def _are_texts(value: object) -> bool:
+    return type(value) is tuple and all(isinstance(each, str) for each in value)
 
 
 def _offer(clause: str, text: str) -> str:

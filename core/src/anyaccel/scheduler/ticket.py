@@ -34,6 +34,7 @@ class Ticket:
         allocation: The allocation, or None while the request waits.
         cancelled: Whether the ticket was cancelled.
         error: The error that ended the wait, which ``await`` raises; else None.
+        notified: Whether ``on_placed`` was called, or will be by the thread that made room.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Ticket:
         self.allocation: Allocation | None = None
         self.cancelled = False
         self.error: Exception | None = None
+        self.notified = False
 
     @property
     def id(self) -> str:
@@ -183,15 +185,16 @@ def _kind(ticket: Ticket) -> Hashable:
 
 
 def notify(tickets: Iterable[Ticket]) -> None:
-    """Wake the tasks that await settled tickets, and call ``on_placed`` of placed ones; call without a lock.
+    """Wake the tasks that await settled tickets, and call ``on_placed`` of placed ones, once; call without a lock.
 
     An exception of a callback is logged. For a failed ticket with a callback, the error is logged instead.
     """
     for ticket in tickets:
         ticket.wake()
         on_placed = ticket.on_placed
-        if on_placed is None:
+        if on_placed is None or ticket.notified:
             continue
+        ticket.notified = True
         if ticket.error is not None:
             _log().error("%r waits no more: %s", ticket, ticket.error)
             continue

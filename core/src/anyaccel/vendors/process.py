@@ -44,6 +44,9 @@ MOST_EDITS = 256
 MOST_REASONS = 4096
 """Most answers of ``anyaccel_validate`` that are kept, each for a term and a set of devices."""
 
+MOST_PATHS = 4
+"""Most module paths whose vendors' processes are kept: a cell of a notebook may extend the path at each run."""
+
 Answers = dict[str, tuple[Source, Outcome]]
 
 TYPE_CHECKING = False
@@ -291,8 +294,21 @@ def find_process(source: Source) -> VendorProcess:
     key = source, tuple(sys.path)  # a notebook may extend its path, and so find another module
     with _lock:
         if key not in _vendors:
+            _forget_path(key[1])
             _vendors[key] = VendorProcess(source)
         return _vendors[key]
+
+
+def _forget_path(new: tuple[str, ...]) -> None:
+    """Forget the processes of the earliest module path, if a new path is one too many; each ends after its call."""
+    paths = dict.fromkeys(path for _, path in _vendors)
+    if new not in paths and len(paths) >= MOST_PATHS:
+        oldest = next(iter(paths))
+        both: tuple[dict[Any, VendorProcess], ...] = _vendors, _asked
+        for known in both:
+            for key in list(known):
+                if key[1] == oldest:
+                    known.pop(key, None)
 
 
 def vendor_process(name: str) -> VendorProcess:
@@ -302,15 +318,16 @@ def vendor_process(name: str) -> VendorProcess:
         PluginError: When no such plug-in is installed.
     """
     key = name, tuple(sys.path)
-    if key not in _asked:
+    found = _asked.get(key)
+    if found is None:
         sources, problems = installed()
         source = next((each for each in sources if each.vendor == name), None)
         if source is None:
             nothing = Source(vendor=name, target="")
             missing = make_problem(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
             raise PluginError(next((each for each in problems if each.vendor == name), missing))
-        _asked[key] = find_process(source)
-    return _asked[key]
+        found = _asked[key] = find_process(source)
+    return found
 
 
 def ask(

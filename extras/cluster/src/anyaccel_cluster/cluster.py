@@ -163,6 +163,14 @@ class Cluster(Protocol[P]):
                 plan = self._plans[request] = self.find_plan(request)
             return plan
 
+    def check_nodes(self, request: Request) -> None:
+        """Check that a node that is there now, or that may be added, can serve a request.
+
+        Raises:
+            AnyaccelError: When there is none.
+        """
+        self.plan(request)
+
     def refresh(self) -> None:
         """Drop all plans, as they may be stale; the caller holds the lock."""
         self._plans.clear()

@@ -13,7 +13,15 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
+from anyaccel.errors import (
+    AnyaccelError,
+    BrokenWorkerError,
+    NeverFitsError,
+    UnknownNameError,
+    UsageError,
+    WorkerError,
+    WorkerStartError,
+)
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool import (
     ActorState,
@@ -197,6 +205,13 @@ class Driver(Engine):
         if member is not None:
             member.on_started(started)
 
+    def on_disconnected(self) -> None:
+        """Fail all submitted calls, because this process has left the cluster."""
+        with self.lock:
+            lost = list(self.members)
+        for member in lost:
+            find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
         """Take no more calls; close the cluster's side when all calls have run. No effect in a forked child.
 
@@ -209,10 +224,7 @@ class Driver(Engine):
         if self.foreign:
             return
         if not self.cluster.connected:
-            with self.lock:
-                lost = list(self.members)
-            for member in lost:
-                find_reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+            self.on_disconnected()
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait and not find_reactor().inside:
             self._close_cluster()
@@ -298,7 +310,7 @@ class RemoteWork:
         self.started: Started | None = None
         self.stopped = False
         if call.options.needs is not None:
-            call.waits = partial(_verdict_unplaced, call.options.needs, driver.cluster.title)
+            call.waits = partial(_verdict_unplaced, call.options.needs, driver.cluster)
 
     @property
     def begun(self) -> bool:
@@ -627,7 +639,15 @@ class RemoteActor(RemoteWork):
         self.driver.remove(self)
 
 
-def _verdict_unplaced(request: Request, title: str) -> Verdict:
+def _verdict_unplaced(request: Request, cluster: Cluster[Any]) -> Verdict:
     """Make the verdict on a call that the cluster has not placed yet: it does not fit now, but may later."""
-    reason = Reason(code=ReasonCode.TAKEN, message=f"{title} has not placed it yet")
+    reason = Reason(code=ReasonCode.TAKEN, message=f"{cluster.title} has not placed it yet")
+    try:
+        if cluster.connected:
+            cluster.check_nodes(request)
+    except (NeverFitsError, UnknownNameError):
+        message = f"no node of {cluster.title} can serve it now, so it waits until one joins"
+        reason = Reason(code=ReasonCode.HOSTS, message=message)
+    except AnyaccelError:
+        pass  # the nodes could not be asked
     return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))

@@ -78,7 +78,10 @@ def _open(address: str | None) -> Connection:
         except ValueError:
             current = None
         if current is not None and current.asynchronous:
-            raise UsageError("the current Dask client is asynchronous, and a pool needs one that is not")
+            raise UsageError(
+                "the current Dask client is asynchronous, and a pool needs one that is not",
+                hint="make the pool with the scheduler's address=, in a thread (asyncio.to_thread)",
+            )
         if current is not None:
             return Connection(current, kept=True)
         with _lock:

@@ -118,6 +118,11 @@ class DaskCluster(Cluster[DaskPlan]):
             found.refuse(request)
         return {digests[number]: quantities for number, quantities in found.served.items()}
 
+    def check_nodes(self, request: Request) -> None:
+        with self._lock:  # not the plan, which is kept when its nodes have gone
+            self.refresh()
+            self._quantities(request)
+
     def find_plan(self, request: Request) -> DaskPlan:
         wanted = self._quantities(request)
         if not wanted:
@@ -217,9 +222,14 @@ class DaskCluster(Cluster[DaskPlan]):
         Raises:
             WorkerStartError: When the scheduler does not answer.
         """
+        if (scheduler := self._client.scheduler) is None:  # Dask's client has closed
+            raise WorkerStartError(
+                f"the Dask scheduler at {self._connection.address} has gone",
+                hint="make a new pool once it is there again",
+            )
         try:
-            return self._client.sync(getattr(self._client.scheduler, f"anyaccel_{what}"), **arguments)
-        except (OSError, AttributeError) as error:
+            return self._client.sync(getattr(scheduler, f"anyaccel_{what}"), **arguments)
+        except OSError as error:
             raise WorkerStartError(
                 f"the Dask scheduler at {self._connection.address} does not answer: {error}"
             ) from error

@@ -14,7 +14,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.errors import UsageError
 from anyaccel.ledger import BLOCKED
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
-from anyaccel.text import printable
+from anyaccel.text import printable, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _DEFAULT_ADDRESS = "127.0.0.1:9464"
 _EXAMPLES = {"systemd": "anyaccel-metrics.service", "prometheus": "prometheus.yml", "grafana": "grafana.json"}
 """Files of the folder ``monitoring`` by the name that the command line has for them."""
+_DIGITS = len(str(1 << 16))
 FRESH_SECONDS = 2.0
 """Age up to which one sample answers further requests."""
 _STATES = {Health.HEALTHY: "ok", Health.UNHEALTHY: "failed", Health.UNKNOWN: "unknown"}
@@ -228,9 +229,10 @@ def _number(value: float) -> str:
 def _address(text: str) -> tuple[str, int]:
     # An IPv6 address has colons of its own: [::1]:9464.
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) >= 1 << 16:
-        raise UsageError(f"--serve takes HOST:PORT or PORT, such as 127.0.0.1:9464 (got {text!r})")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= _DIGITS else 1 << 16
+    if number >= 1 << 16:
+        raise UsageError(f"--serve takes HOST:PORT or PORT, such as 127.0.0.1:9464 (got {shown(text)})")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", number
 
 
 def _serve(args: argparse.Namespace, host: str, port: int) -> int:
@@ -259,7 +261,8 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
                 # Several collectors ask at once: vendors are asked once for all of them.
                 body = fresh()
             except anyaccel.AnyaccelError as error:
-                self.send_error(500, printable(str(error))[:200])
+                # In the page, not in the status line: that is Latin 1, and a name on this machine may have any letter.
+                self.send_error(500, explain=printable(str(error))[:200])
                 return
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE)
@@ -282,10 +285,9 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
 
     try:
         server = Server((host, port), Handler)
-    except OSError as error:
-        raise UsageError(
-            f"nothing can be served at {host}:{port}: {error.strerror or error}", hint="name another address"
-        ) from error
+    except (OSError, UnicodeError, TypeError) as error:  # the latter two of a text that no name of a host can be
+        reason = getattr(error, "strerror", "") or "it is no name of a host"
+        raise UsageError(f"nothing can be served at {host}:{port}: {reason}", hint="name another address") from error
     with server:
         shown = f"[{host}]" if ":" in host else host
         output.say(f"metrics are served at http://{shown}:{server.server_address[1]}/metrics")

@@ -329,7 +329,7 @@ def parse_quantity(text: str) -> int:
         ClaimError: If the text is no quantity.
     """
     match = _QUANTITY.fullmatch(text)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError):
         if match and match[2] in _UNITS:
             return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(int(match[1]) * _UNITS[match[2]])
         return int(float(text))  # with an exponent

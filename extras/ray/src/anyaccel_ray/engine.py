@@ -6,6 +6,7 @@ import pickle
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from anyaccel.errors import WorkerStartError
 from anyaccel.model import Request
 from anyaccel.pool import Options, Pickled, PoolSettings
 from anyaccel_cluster import Cluster, Driver, Order, last_line
@@ -62,6 +63,7 @@ class RayCluster(Cluster[RayPlan]):
         self._spec = spec if len(spec) < LARGE else self.ray.put(spec)
 
     def find_plan(self, request: Request) -> RayPlan:
+        self._check_connected()
         return self.nodes.find(request)
 
     def place(self, order: Order, plan: RayPlan, *, actor: bool, bundle: Any = None) -> Any:
@@ -72,7 +74,11 @@ class RayCluster(Cluster[RayPlan]):
             plan: The plan of its request.
             actor: Whether it is an actor.
             bundle: The bundle of a placement group in which it runs, or None.
+
+        Raises:
+            WorkerStartError: When this process has left the cluster.
         """
+        self._check_connected()
         # Actors and calls with devices ask for no processor: they are idle, or wait for a device, most of the time.
         wanted: dict[str, Any] = {"num_cpus": 0 if actor or plan.request is not None else 1}
         if plan.request is not None:
@@ -92,7 +98,9 @@ class RayCluster(Cluster[RayPlan]):
         return ref
 
     def host(self, place: Any, order: bytes, key: str) -> RayHost:  # noqa: ARG002
-        return RayHost(self, place.remote(self._spec, order))
+        host = RayHost(self, place.remote(self._spec, order))
+        self._watch.begin()
+        return host
 
     def future(self, ref: Any) -> Future[Any]:
         found: Future[Any] = ref.future()
@@ -109,6 +117,15 @@ class RayCluster(Cluster[RayPlan]):
     def explain_loss(self, error: BaseException) -> str:
         return last_line(error) if isinstance(error, self.ray.exceptions.RayTaskError) else ""
 
+    def _check_connected(self) -> None:
+        """Check that this process is connected: otherwise, Ray would start a cluster for the next call.
+
+        Raises:
+            WorkerStartError: When this process has left the cluster.
+        """
+        if not self.connected:
+            raise WorkerStartError("this process has left the Ray cluster of the pool", hint="make a new pool")
+
     def tell(self, method: Any, *arguments: object) -> None:
         """Call a method of an actor of Ray without waiting for the answer."""
         if self.connected:  # else Ray would start a cluster for the call
@@ -122,6 +139,7 @@ class RayCluster(Cluster[RayPlan]):
     def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         from anyaccel_ray.gangs import RayGang
 
+        self._check_connected()
         gang = RayGang(driver, self, options, hosts, name)
         driver.add(gang.calls)
         gang.start(work)

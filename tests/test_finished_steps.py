@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from anyaccel.linux import finish_step
+from anyaccel._interrupts import finish_step
 
 
 def interrupt():
