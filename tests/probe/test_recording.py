@@ -31,8 +31,8 @@ def with_part(name, content):
     [
         (b"", r"must have from 1 to 33554432 bytes \(got 0\)"),
         ("{", "cannot be read: Expecting property name"),
-        ("[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
-        ('{"a":' * 100_000, "cannot be read: maximum recursion depth exceeded"),
+        ("[" * 100_000, "cannot be read: "),
+        ('{"a":' * 100_000, "cannot be read: "),
         (b'{"schema": "\xff"}', "cannot be read: 'utf-8' codec can't decode byte 0xff in position 12"),
         (b'{"schema": "\xed\xa0\x80"}', "cannot be read: 'utf-8' codec can't decode byte 0xed"),
         ('{"schema": "\\ud800"}', r"cannot be read: 'utf-8' codec can't encode character '\\ud800'"),

@@ -34,13 +34,15 @@ class Formatter(argparse.HelpFormatter):
     def _set_color(self, *_: object, **__: object) -> None:
         """Have no colors, which came with Python 3.14: their modules take half of an interpreter's start.
 
-        argparse calls this for each parser, also where no help is printed; :meth:`__getattr__` makes up for it.
+        Python 3.14 calls this for each parser, also where no help is printed; :meth:`__getattr__` makes up for it.
         """
+        if hasattr(argparse.HelpFormatter, "_theme"):  # a property from Python 3.15 on, which imports when it is read
+            super()._set_color(False)  # type: ignore[misc, unused-ignore] # pyright: ignore[reportAttributeAccessIssue]
 
     def __getattr__(self, name: str) -> Any:
         if name not in {"_theme", "_decolor"}:
             raise AttributeError(name)
-        super()._set_color(color=False)  # type: ignore[misc, unused-ignore] # pyright: ignore[reportAttributeAccessIssue]
+        super()._set_color(False)  # type: ignore[misc, unused-ignore] # pyright: ignore[reportAttributeAccessIssue]
         return self.__dict__[name]
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
