@@ -106,3 +106,10 @@ def test_the_name_of_a_machine_is_no_inventory(call):
 def test_a_path_is_no_machine(tmp_path):
     with pytest.raises(aa.MachineError, match=r"a machine must be text such as 'host' or 'sim:H100:8' \(got PosixPath"):
         aa.detect(tmp_path)
+
+
+@pytest.mark.parametrize("note", [["x"], {"a": 1}, 5, None])
+def test_a_note_that_is_no_text_is_none(note, acme):
+    inventory = aa.detect(MACHINE)
+    with aa.acquire("A1", inventory=inventory, note=note):
+        assert [record.note for record in aa.leases(inventory)] == [""]

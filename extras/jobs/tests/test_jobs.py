@@ -522,3 +522,32 @@ def test_a_record_that_is_no_object_is_left_out():
     (number,) = add_ended(1)
     Path(jobs_.find(number).path, "job.json").write_text("[]")
     assert not jobs_.jobs()
+
+
+SUBMITTER_ENDED = """
+import os, signal, sys, time
+from anyaccel_jobs import jobs
+submitter, write = os.getpid(), jobs.{step}
+def ended(*arguments):
+    if os.getppid() == submitter:
+        os.kill(submitter, signal.{signal})
+        while os.getppid() == submitter:
+            time.sleep(0.01)
+    return write(*arguments)
+jobs.{step} = ended
+sys.argv[1:] = ["run", "--detach", "A1:1", "--", "touch", "ran"]
+from anyaccel.cli import program
+program()
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("step", ["create", "write"])
+def test_a_job_whose_submitter_ends_before_it_has_a_number_leaves_nothing(run, step, number):
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{SUBMITTER_ENDED}"
+    submitter = subprocess.Popen([sys.executable, "-c", code.format(step=step, signal=number)])
+    assert submitter.wait(PATIENCE) == -getattr(signal, number)
+    until(lambda: not Ledger.open().leases() and not Ledger.open().tickets(), "the end of the supervisor")
+    until(lambda: not os.listdir(jobs_.directory()), "no record")
+    assert not Path("ran").exists()
+    assert submit(run, "true")

@@ -265,8 +265,10 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
         return body(reporting)
 
     child, report = start_helper(run)
-    told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
-    os.close(report)
+    try:
+        told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
+    finally:
+        os.close(report)  # after an interrupt, the helper must not report to a caller that reads no more
     return (told, 0) if told else (b"", process.reap(child))
 
 

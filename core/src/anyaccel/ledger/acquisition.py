@@ -38,7 +38,7 @@ from anyaccel.linux import FileEvents, process
 from anyaccel.linux import mark as marks
 from anyaccel.model import UNITS_PER_DEVICE, Extent, replace
 from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, sum_usage
-from anyaccel.text import shown
+from anyaccel.text import clean, shown
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -126,7 +126,7 @@ class Acquisition:
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state
-        self._asked, self._priority, self._note, self._choose = want, priority, note, choose
+        self._asked, self._priority, self._note, self._choose = want, priority, clean(note), choose
         self._want, self._policy, self._plain = want, PLAIN, True  # until adopt_policy()
         self._kept_place = place
         self._since = process.boot_seconds()

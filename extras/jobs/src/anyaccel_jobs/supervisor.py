@@ -73,6 +73,8 @@ class Supervisor:
         if self.job.id:
             jobs.write(self.job)
         else:
+            # Before the record: a process that died with its caller in between would leave a part of it, or a lost job.
+            process.live_on()
             self.job = jobs.create(self.job)
             self._detach()
 
@@ -186,16 +188,15 @@ class Supervisor:
             os.dup2(descriptor, target)
         os.close(log)
         os.close(null)
-        process.live_on()
-        if self._notifier is not None:
-            os.write(self._notifier, self.job.id.encode())
-            os.close(self._notifier)
         try:
             os.write(self._report, self.job.id.encode())
-        except BrokenPipeError:  # the submitting process was killed: no user has seen the number
+        except BrokenPipeError:  # the submitting process was ended: no user has seen the number
             jobs.remove(self.job)
             os._exit(1)
         os.close(self._report)
+        if self._notifier is not None:
+            os.write(self._notifier, self.job.id.encode())
+            os.close(self._notifier)
 
 
 class Cancelled(BaseException):
