@@ -186,7 +186,7 @@ def test_a_plugin_that_dies_is_named_and_the_others_are_recorded(host, install, 
     [
         (None, "cannot be read"),
         ("[]", 'must say "schema": "anyaccel.expected/1" (got None)'),
-        ("[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
+        ("[" * 100_000, "cannot be read: "),
         ('{"schema": "x"}', 'must say "schema": "anyaccel.expected/1" (got \'x\')'),
         ('{"schema": "anyaccel.expected/1", "vendors": {}, "visible": []}', "'visible' must be an object (got [])"),
     ],

@@ -115,7 +115,7 @@ def test_a_command_without_its_dashes_is_told_where_it_stands():
     _, data = run_on_terminal([*RUN[:4], "3"])
     assert "'--'" not in assert_plain(data), "a term alone is a slip in the request"
     _, data = run_on_terminal([*RUN[:4], "A1:1", "train.py", "--lr", "3"])
-    assert "unrecognized arguments: --lr 3\n" in assert_plain(data)
+    assert "unrecognized arguments: --lr" in assert_plain(data)  # up to Python 3.13 with the value
     assert "the command to run, with its own options, stands after '--'" in " ".join(assert_plain(data).split())
 
 

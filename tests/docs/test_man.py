@@ -32,7 +32,7 @@ def test_a_page_is_shown_without_a_warning(command):
         pytest.skip("groff is not installed here")
     page = MAN[f"anyaccel{'-' * bool(command)}{command}"]
     done = subprocess.run(
-        ["groff", "-man", "-ww", "-Tascii", page], capture_output=True, text=True, check=True, timeout=60
+        ["groff", "-man", "-ww", "-Tascii", "-P-c", page], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stderr == ""
     shown = " ".join(re.sub(".\x08", "", done.stdout).split())  # bold is a letter twice, with a step back between

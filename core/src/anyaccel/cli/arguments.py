@@ -31,6 +31,18 @@ class Formatter(argparse.HelpFormatter):
         arguments = [action for action in actions if not action.option_strings]
         return super()._format_usage(usage, arguments, [], prefix)
 
+    def _set_color(self, *_: object, **__: object) -> None:
+        """Have no colors, which came with Python 3.14: their modules take half of an interpreter's start.
+
+        argparse calls this for each parser, also where no help is printed; :meth:`__getattr__` makes up for it.
+        """
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {"_theme", "_decolor"}:
+            raise AttributeError(name)
+        super()._set_color(color=False)  # type: ignore[misc, unused-ignore] # pyright: ignore[reportAttributeAccessIssue]
+        return self.__dict__[name]
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
         return "\n\n".join(fill(part, width, indent) for part in text.strip().split("\n\n"))
@@ -79,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             close = suggest(str(value), map(str, action.choices or ()), most=1)
             raise argparse.ArgumentError(action, f"{error.message}; {close}".removesuffix("; ")) from None
 
-    def _get_formatter(self) -> argparse.HelpFormatter:
+    def _get_formatter(self, **_: object) -> argparse.HelpFormatter:
         """Return a formatter as wide as the terminal. The default one imports several modules for each argument."""
         return Formatter(prog=f"{self.prog} [OPTIONS]", width=output.width() - 2)
 
