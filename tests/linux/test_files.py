@@ -27,3 +27,16 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_whole(str(path), "\udcff")
     assert (path.read_text(), os.listdir(tmp_path), path.stat().st_mode & 0o777) == ("old", ["record"], 0o600)
+
+
+def test_an_interrupt_right_after_the_opening_leaves_no_file(tmp_path, monkeypatch):
+    opening = os.open
+
+    def interrupted(*arguments, **options):
+        os.close(opening(*arguments, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(str(tmp_path / "settings"), "new")
+    assert os.listdir(tmp_path) == []

@@ -94,6 +94,7 @@ wrong = st.lists(
 @example("numa=")
 @example("9" * 20)
 @example("GPU:0.00001")
+@example("gpu/0\0-1:5.5")
 def test_a_request_that_a_message_offers_follows_the_grammar(text):
     try:
         parse_request(text)

@@ -317,3 +317,44 @@ def test_an_asynchronous_client_is_refused_with_the_way_out(nodes):
             await asyncio.to_thread(pool.shutdown)
 
     asyncio.run(use())
+
+
+def kept(dask_scheduler):
+    """What the scheduler keeps of pools."""
+    dispatcher = dask_scheduler.plugins["anyaccel"]
+    topics = [name for name in dask_scheduler.get_events() if name.startswith("anyaccel ") and "nodes" not in name]
+    return sorted(dispatcher._pools), sorted(dispatcher._places), topics
+
+
+@pytest.mark.usefixtures("acme")
+def test_the_scheduler_keeps_nothing_of_pools_that_have_ended(cluster, pool):
+    from distributed import Client
+
+    cluster.add("sim:A1:1")
+    with Client(cluster.address, set_as_default=False) as client:
+        with pool(cluster, "A1:1") as one:
+            assert one.submit(time.sleep, 0.5).result(WAIT) is None  # so long that its pool hears of it
+            pools, places, topics = client.run_on_scheduler(kept)
+            assert len(pools) == len(places) == len(topics) == 1
+        until(lambda: not any(client.run_on_scheduler(kept)), "the end of the pool")
+
+
+def forget_the_absent(dask_scheduler):
+    """Let the dispatcher take all clients that are away for dead."""
+    dispatcher = dask_scheduler.plugins["anyaccel"]
+    dispatcher._away = dict.fromkeys(dispatcher._away, 0.0)
+    return list(dispatcher._away)
+
+
+@pytest.mark.usefixtures("acme")
+def test_the_scheduler_forgets_pools_of_programs_that_have_died(cluster, pool):
+    from distributed import Client
+
+    cluster.add("sim:A1:1")
+    with Client(cluster.address, set_as_default=False) as client:
+        dies = pool(cluster, "A1:1")
+        dies._core.cluster._client.close()
+        until(lambda: client.run_on_scheduler(forget_the_absent), "the scheduler to know that the client is away")
+        with pool(cluster, "A1:1") as one:
+            assert one.submit(abs, -1).result(WAIT) == 1
+            assert len(client.run_on_scheduler(kept)[0]) == 1

@@ -73,10 +73,9 @@ def map_all(pool, number):
 
 
 def test_devices_of_one_machine_are_no_matter_for_a_cluster(nodes, pool):
-    with pytest.raises(aa.NeverFitsError, match="Ray gives any of its GPU, and some will not do"):
-        pool("H100/0")
-    with pytest.raises(aa.NeverFitsError, match="Ray cannot be asked for NAME/INDEX, which is of one machine"):
-        pool("H100/0-3:1")
+    for needs in ("H100/0", "H100/0-3:1"):
+        with pytest.raises(aa.NeverFitsError, match="Ray cannot be asked for NAME/INDEX, which is of one machine"):
+            pool(needs)
 
 
 def test_what_no_node_can_ever_serve_is_refused_with_what_they_have(nodes, pool):

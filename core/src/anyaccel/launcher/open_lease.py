@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from anyaccel import configuration
+from anyaccel._interrupts import finish_step
 from anyaccel.errors import AnyaccelError, ConfigurationError, PluginError
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import BLOCKED, IDLE_BELOW, JournalEntry, Ledger, Used, count_half_life, is_named, journal
@@ -364,6 +365,10 @@ class OpenLease:
         Raises:
             LedgerError: If the ledger cannot be read while the devices are left to a mark.
         """
+        finish_step(lambda: self._end(mark))
+
+    def _end(self, mark: marks.Mark | None) -> None:
+        """Take each step of the end; a second call takes those that an interrupt has left."""
         try:
             self.finish_entry()  # before the release: the entry says until when the devices were held
         finally:

@@ -133,8 +133,8 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> WorkerG
         _write(f"{directory}/cgroup.subtree_control", " ".join(f"+{each}" for each in sorted(missing)))
     _tidy(directory)
     path = f"{directory}/anyaccel-{os.getpid()}-{os.urandom(4).hex()}"
-    os.mkdir(path, 0o755)
     try:
+        os.mkdir(path, 0o755)
         for name, text in lines.items():
             _limit(f"{path}/{name}", text)
     except BaseException:

@@ -21,8 +21,9 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
         OSError: When the file cannot be written; the old file stays.
     """
     new = f"{path}.{os.urandom(4).hex()}.new"  # a name of its own: another process may write at the same time
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
+        # Inside: an interrupt may come between the opening and the next statement.
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with open(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(descriptor, mode)  # the umask does not count
             file.write(text)
@@ -30,6 +31,6 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
             os.fsync(descriptor)
         os.replace(new, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # an interrupt just after the replacement
+        with contextlib.suppress(FileNotFoundError):  # not opened, or an interrupt just after the replacement
             os.unlink(new)
         raise

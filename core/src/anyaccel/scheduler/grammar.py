@@ -221,10 +221,9 @@ def _units_fault(term: Term) -> str:
     whole, rest = divmod(units, UNITS_PER_DEVICE)
     if whole and rest:
         names = str(term).partition(":")[0]
-        return (
-            f"a quantity above one device must be whole (got {format_units(units)}); "
-            f"ask for {names}:{whole} or {names}:{whole + 1}"
-        )
+        # What stands behind the names is not checked yet.
+        way_out = f"; ask for {names}:{whole} or {names}:{whole + 1}" if _offer("{}", f"{names}:{whole}") else ""
+        return f"a quantity above one device must be whole (got {format_units(units)}){way_out}"
     return ""
 
 

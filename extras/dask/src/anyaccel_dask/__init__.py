@@ -6,3 +6,8 @@ PREFIX = "anyaccel-"
 """Prefix of the keys of our tasks."""
 NODES_TOPIC = "anyaccel nodes"
 """Topic of events about new nodes."""
+
+
+def topic(key: str) -> str:
+    """Return the topic of events for the pool of a key."""
+    return f"anyaccel {key.partition('/')[0]}"

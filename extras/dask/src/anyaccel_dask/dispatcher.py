@@ -9,6 +9,7 @@ Dask counts the devices like any resource.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from time import time
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
+from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX, topic
 
 _LOOK_MILLISECONDS = 250
 """Interval of the check for events without a hook: a worker that resumes, a task of Dask's own that ends."""
 _JOIN_SECONDS = 30.0
 """Seconds that a worker may take to report its inventory."""
+_CLIENT_SECONDS = 600.0
+"""Seconds that a client may be away until its pools count as dead: it may connect again."""
 _PART = 2.0**-20
 """Tolerance of sums: smaller than any share of a device."""
 
@@ -41,8 +44,10 @@ class Dispatcher(SchedulerPlugin):
         self._held: dict[str, str] = {}  # by key of a task that waits, in order: its place
         self._placed: dict[str, str] = {}
         self._silent: set[str] = set()
+        self._pools: dict[str, str] = {}  # by name of the pool: its client
+        self._away: dict[str, float] = {}  # by client: since when it is away
         self._begun: set[str] = set()
-        for name in ("join", "nodes", "place", "begin"):
+        for name in ("join", "nodes", "add_pool", "remove_pool", "place", "begin"):
             self._scheduler.handlers[f"anyaccel_{name}"] = getattr(self, name)
         look = PeriodicCallback(self._serve, _LOOK_MILLISECONDS)
         self._scheduler.periodic_callbacks["anyaccel"] = look
@@ -67,6 +72,22 @@ class Dispatcher(SchedulerPlugin):
         there = [(name, digest) for name, _, digest in self._nodes.values()]
         digests = {digest for _, digest in there}
         return there, {digest: self._inventories[digest] for digest in digests - set(known)}
+
+    def add_pool(self, pool: str, client: str) -> None:
+        """Record a pool, and forget those whose programs have died."""
+        self._pools[pool] = client
+        end = time() - _CLIENT_SECONDS
+        for name in [name for name, owner in self._pools.items() if self._away.get(owner, end) < end]:
+            self._away.pop(self._pools[name], None)
+            self.remove_pool(name)
+
+    def remove_pool(self, pool: str) -> None:
+        """Forget a pool: its places, and the events that the scheduler keeps of its calls."""
+        self._pools.pop(pool, None)
+        for place in [place for place in self._places if place.partition("/")[0] == pool]:
+            del self._places[place]
+        with contextlib.suppress(AttributeError):  # not public, and a matter of memory only
+            self._scheduler._broker._topics.pop(topic(pool), None)  # noqa: SLF001
 
     def place(self, place: str, wanted: Mapping[str, Mapping[str, float]]) -> None:
         """Record where calls of a place may run: quantities by digest of the node's inventory."""
@@ -102,6 +123,15 @@ class Dispatcher(SchedulerPlugin):
             self._begun.discard(key)
         if start == "processing" and self._held:
             self._soon()
+
+    def add_client(self, scheduler: Scheduler, client: str) -> None:  # noqa: ARG002
+        """Note that a client is there, perhaps again."""
+        self._away.pop(client, None)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:  # noqa: ARG002
+        """Note that a client of pools is away."""
+        if client in self._pools.values():
+            self._away[client] = time()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002
         """Remove a departed worker."""

@@ -29,7 +29,7 @@ from anyaccel_cluster import (
     last_line,
 )
 
-from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
+from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX, topic
 from anyaccel_dask.connection import connect
 
 if TYPE_CHECKING:
@@ -86,9 +86,10 @@ class DaskCluster(Cluster[DaskPlan]):
         self._node = node
         self._driver = driver
         self._spec = spec
-        self._topic = node.topic(driver.name)
+        self._topic = topic(driver.name)
         self._client.subscribe_topic(self._topic, self._on_news)
         self._client.subscribe_topic(NODES_TOPIC, self._on_node)
+        self._ask("add_pool", pool=driver.name, client=self._client.id)
 
     def refresh(self) -> None:
         """Fetch the list of nodes; if it has changed, tell the dispatcher where the calls of each plan may run."""
@@ -195,6 +196,7 @@ class DaskCluster(Cluster[DaskPlan]):
             if self.connected:
                 self._client.unsubscribe_topic(self._topic)
                 self._client.run(self._node.end, self._driver.name, on_error="ignore")
+                self._ask("remove_pool", pool=self._driver.name)
         self._connection.close()
 
     def _on_news(self, event: tuple[float, dict[str, Any]]) -> None:

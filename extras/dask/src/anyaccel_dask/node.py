@@ -34,7 +34,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from distributed.utils import sync
 from distributed.worker import secede as _secede
 
-from anyaccel_dask import PREFIX
+from anyaccel_dask import PREFIX, topic
 
 T = TypeVar("T")
 secede: Any = _secede  # it has no types
@@ -170,11 +170,6 @@ class _Task:
     def address(self) -> str:
         """Address of the worker."""
         return str(self._worker.address)
-
-
-def topic(key: str) -> str:
-    """Return the topic of events for the pool of a key."""
-    return f"anyaccel {key.partition('/')[0]}"
 
 
 def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: tuple[bytes, ...]) -> bytes:
