@@ -334,8 +334,8 @@ def test_what_does_not_end_is_killed_after_the_grace_that_was_given(run):
 
 
 CATCHES = """
-import signal
-signal.signal(signal.SIGUSR1, lambda *_: print("caught", flush=True))
+import os, signal
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"caught\\n"))  # print() may not be called within itself
 print(flush=True)
 while True:
     signal.pause()
