@@ -304,11 +304,10 @@ def _forget_path(new: tuple[str, ...]) -> None:
     paths = dict.fromkeys(path for _, path in _vendors)
     if new not in paths and len(paths) >= MOST_PATHS:
         oldest = next(iter(paths))
-        both: tuple[dict[Any, VendorProcess], ...] = _vendors, _asked
-        for known in both:
-            for key in list(known):
-                if key[1] == oldest:
-                    known.pop(key, None)
+        for source in [source for source, path in _vendors if path == oldest]:
+            del _vendors[source, oldest]
+        for name in [name for name, path in tuple(_asked) if path == oldest]:
+            _asked.pop((name, oldest), None)
 
 
 def vendor_process(name: str) -> VendorProcess:
