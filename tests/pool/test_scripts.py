@@ -361,3 +361,27 @@ class Kind(enum.Enum):
 with pool() as p:
     print(p.submit(lambda: (Setting.__annotations__, Kind.__annotations__)).result())
 """) == ["({'rate': <class 'float'>, 'name': <class 'str'>}, {'value': <class 'int'>})"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="needs Python 3.12, for the statement 'type'")
+def test_an_alias_of_a_script_is_sent(answers):
+    assert answers("""
+import typing
+type Json = dict[str, Json] | list[Json] | int
+type Pair[T] = tuple[T, T]
+if typing.TYPE_CHECKING:
+    from torch import Tensor
+type Unknown = list[Tensor]
+def twice(x: Json) -> Pair[int]:
+    return x, x
+class Box:
+    content: Json
+    def keep(self, x: Json, y: Unknown = ()) -> Json:
+        return x
+def names_itself(alias):
+    return alias.__value__.__args__[0].__args__[1] is alias, alias.__name__, alias.__module__
+with pool() as p:
+    print(p.submit(twice, 3).result(), p.submit(Box().keep, 4).result())
+    print(p.submit(names_itself, Json).result(), p.submit(lambda: Pair[int].__value__).result())
+    print(p.submit(lambda: Json).result().__value__.__args__[2], typing.get_type_hints(Box)["content"] is Json)
+""") == ["(3, 3) 4", "(True, 'Json', '__main__') tuple[T, T]", "<class 'int'> True"]

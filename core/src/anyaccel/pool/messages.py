@@ -19,10 +19,11 @@ import socket
 import struct
 import sys
 import types
+import typing
 import weakref
 from array import array
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, cast
@@ -44,6 +45,7 @@ BEFORE_USERS = {
 
 _NO_FILE = "<dynamic-code>"
 """The file name that cloudpickle 3.1.3 writes in place of the real one."""
+_TypeAlias: Any = getattr(typing, "TypeAliasType", None)  # from Python 3.12 on
 
 
 class Pickled(NamedTuple):
@@ -279,15 +281,72 @@ def _with_read_annotations(function: types.FunctionType) -> types.FunctionType:
     return copied
 
 
+def _make_alias(name: str, module: str, parameters: tuple[Any, ...], box: list[Any]) -> Any:
+    """Return what the statement ``type`` makes, from Python 3.12 on.
+
+    Args:
+        name: Its name.
+        module: Name of its module.
+        parameters: Its parameters; a value that names the alias itself cannot be sent with parameters.
+        box: A list with the value. Without parameters, it may be filled later: the value is read at each use.
+    """
+    if parameters or not name.isidentifier():  # made by a call, not by the statement
+        return _TypeAlias(name, box[0], type_params=parameters)
+    space: dict[str, Any] = {"__name__": module, "box": box}
+    exec(f"type {name} = box[0]", space)  # noqa: S102 - evaluated when it is read, as its value may name it
+    return space[name]
+
+
+def _fill_alias(_: object, contents: tuple[list[Any], Any]) -> None:
+    """Put the value of an alias into its box."""
+    box, value = contents
+    box.append(value)
+
+
+def _is_sent(module: str) -> bool:
+    """Return whether functions and classes of a module go by value."""
+    parts = module.split(".")
+    owners = {".".join(parts[: size + 1]) for size in range(len(parts))}
+    return not owners.isdisjoint({SCRIPT.decode(), *_list_sent()})
+
+
+def _reduce_cached(function: Any) -> str | tuple[Any, ...]:
+    """Reduce a function of :func:`functools.lru_cache` by value, with an empty cache, where others go by value."""
+    if _is_sent(function.__module__) or "<locals>" in function.__qualname__:
+        return _cached, (function.__wrapped__, function.cache_parameters())
+    return cast("str", function.__qualname__)
+
+
+def _reduce_property(prop: cached_property[Any]) -> tuple[Any, ...]:
+    """Reduce a cached property without the lock that it has in Python 3.11."""
+    return cached_property, (prop.func,), {"attrname": prop.attrname}
+
+
+def _reduce_alias(alias: Any) -> str | tuple[Any, ...]:
+    """Reduce an alias by value where classes go by value; without the value if that cannot be evaluated."""
+    name, module, parameters = alias.__name__, alias.__module__ or "", alias.__type_params__
+    if not _is_sent(module):
+        return cast("str", name)
+    try:
+        value = alias.__value__
+    except Exception:  # noqa: BLE001 - code of the user, which may name what only type checkers import
+        return _make_alias, (name, module, (), [])
+    if parameters or not name.isidentifier():
+        return _make_alias, (name, module, parameters, [value])
+    box: list[Any] = []
+    return _make_alias, (name, module, (), box), (box, value), None, None, _fill_alias
+
+
 @cache
 def _pickler_by_value() -> Any:
     """Return a subclass of cloudpickle's pickler that sends what version 3.1.3 loses; made once.
 
     Without it, tracebacks show no source lines of functions that were sent by value, since their files have no name
     there; instances of classes with ``__slots__`` cannot be read where their class was made, since it comes without
-    slots elsewhere; functions with a cache are looked up by name in a module that has no such name; and in Python 3.11,
-    classes with a cached property are refused for its lock. From Python 3.14 on, functions with annotations that cannot
-    be evaluated are refused, and classes lose their annotations.
+    slots elsewhere; functions with a cache, and from Python 3.12 on aliases of the statement ``type``, are looked up by
+    name in a module that has no such name; and in Python 3.11, classes with a cached property are refused for its lock.
+    From Python 3.14 on, functions with annotations that cannot be evaluated are refused, and classes lose their
+    annotations.
     """
     import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
@@ -298,21 +357,9 @@ def _pickler_by_value() -> Any:
         make, arguments = known[types.CodeType](code)
         return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
-    def reduce_cached(function: Any) -> str | tuple[Any, ...]:
-        """Reduce a function of :func:`functools.lru_cache` by value, with an empty cache, where others go by value."""
-        parts = function.__module__.split(".")
-        owners = {".".join(parts[: size + 1]) for size in range(len(parts))}
-        sent = owners & {SCRIPT.decode(), *cloudpickle.list_registry_pickle_by_value()}
-        if sent or "<locals>" in function.__qualname__:
-            return _cached, (function.__wrapped__, function.cache_parameters())
-        return cast("str", function.__qualname__)
-
-    def reduce_property(prop: cached_property[Any]) -> tuple[Any, ...]:
-        """Reduce a cached property without the lock that it has in Python 3.11."""
-        return cached_property, (prop.func,), {"attrname": prop.attrname}
-
     table = {
-        types.CodeType: reduce_code, type(_pickler_by_value): reduce_cached, cached_property: reduce_property,
+        types.CodeType: reduce_code, type(_pickler_by_value): _reduce_cached, cached_property: _reduce_property,
+        **({_TypeAlias: _reduce_alias} if _TypeAlias else {}),
     }  # fmt: skip
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
@@ -350,9 +397,13 @@ def _by_value(data: bytes) -> bool:
 
     Any occurrence counts, also in a text.
     """
+    return any(name.encode() in data for name in _list_sent())
+
+
+def _list_sent() -> Collection[str]:
+    """Return the names of the modules that were registered with cloudpickle."""
     cloudpickle = sys.modules.get("cloudpickle")
-    names = () if cloudpickle is None else cloudpickle.list_registry_pickle_by_value()
-    return any(name.encode() in data for name in names)
+    return () if cloudpickle is None else cast("Collection[str]", cloudpickle.list_registry_pickle_by_value())
 
 
 ALIGNMENT = 64
