@@ -224,6 +224,19 @@ def test_ctrl_c_at_any_import_ends_a_command_by_the_signal_without_a_word(module
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_a_command_with_threads_and_exit_handlers_finishes_them_and_ends_by_the_signal(tmp_path):
+    """As where an engine runs in it; with ``-m``, the interpreter itself would end with status 1."""
+    (tmp_path / "interrupted.py").write_text(
+        "import atexit, threading, time\n"
+        "atexit.register(print, 'handler')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        + INTERRUPTED.format("anyaccel.cli.env")
+    )
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "thread\nhandler\n", "")
+
+
 def test_an_interrupted_command_ends_the_loop_of_a_shell():
     # A shell goes on after a command that exits with 130: it has dealt with the interrupt itself.
     loop = 'for each in 1 2 3; do echo begun; "$@"; done; echo after'

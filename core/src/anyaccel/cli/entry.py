@@ -45,14 +45,18 @@ def program() -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(ALLOCATIONS)
     allow_fork()
-    interrupted, status = False, 0
+    status: int | None = None
     try:
         status = _run(sys.argv[1:], begin)
         if interruptible:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends this process at once
+    _end(status)
+
+
+def _end(status: int | None) -> NoReturn:
+    """End this process with an exit status, or by SIGINT where that is None."""
     import atexit
 
     client = sys.modules.get("anyaccel.forkserver.client")
@@ -62,15 +66,18 @@ def program() -> NoReturn:
     threading = sys.modules.get("threading")
     alone = threading is None or threading.active_count() == 1
     watched = sys.gettrace() or sys.getprofile() or sys.flags.inspect
-    if alone and not watched and atexit._ncallbacks() == ours and _flush():  # noqa: SLF001 - atexit has no public count
-        if interrupted:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command may have blocked it
-            os.kill(os.getpid(), signal.SIGINT)
-        os._exit(status)
-    if interrupted:
-        sys.excepthook = lambda *_: None
-        raise KeyboardInterrupt  # the interpreter ends by SIGINT once it is finalized
-    sys.exit(status)
+    quick = alone and not watched and atexit._ncallbacks() == ours and _flush()  # noqa: SLF001 - there is no public count
+    if status is not None:
+        os._exit(status) if quick else sys.exit(status)
+    if not quick:
+        # What the interpreter does at its end; after a KeyboardInterrupt it ends by SIGINT itself, but not with "-m".
+        if threading is not None:
+            threading._shutdown()  # noqa: SLF001 - waits for threads
+        atexit._run_exitfuncs()  # noqa: SLF001
+        _flush()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command may have blocked it
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(130)  # never reached
 
 
 def _flush() -> bool:
