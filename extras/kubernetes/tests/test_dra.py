@@ -210,7 +210,10 @@ def test_lost_leases_and_cdi_files_are_made_again(node):
         if file.name.startswith("v2."):
             file.unlink()
     (node.cdi / "anyaccel-claim-odd.json").write_text("{")
+    half = node.cdi / "anyaccel-claim-u-1.json.50e71e7f.new"
+    half.write_text("{")
     node.driver()
+    assert not half.exists(), "a driver that was killed while it wrote has left it"
     assert [each.key for each in node.leases().values()] == ["kubernetes/claim/u-1"]
     assert "odd" in node.log("dra")
 

@@ -133,6 +133,9 @@ class Claims:
 
     def adopt(self) -> None:
         """Take over the claims that were prepared before this process: by their CDI files, and renew the leases."""
+        for half in self._cdi.glob(f"{_PREFIX}*.json.*.new"):  # of a driver that was killed while it wrote a file
+            with contextlib.suppress(OSError):
+                half.unlink()
         for path in sorted(self._cdi.glob(f"{_PREFIX}*.json")):
             try:
                 claim = _read_claim(json.loads(path.read_text()))
