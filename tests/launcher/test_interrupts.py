@@ -1,7 +1,6 @@
 """Ctrl-C, at any moment, leaves no device held that cannot be released."""
 
 import asyncio
-import contextlib
 import os
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import anyaccel
 import pytest
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.ledger import Ledger
-from interrupts import interrupted
+from interrupts import interrupted, release
 from waiting import until
 
 MACHINE = "sim:A1:2"
@@ -36,11 +35,7 @@ def allocated(inventory):
     scheduler = anyaccel.open_scheduler(inventory, shared=True)
     allocation = scheduler.allocate("APU:1")
     try:
-        scheduler.release(allocation)
-    except KeyboardInterrupt:
-        with contextlib.suppress(ValueError):  # the interrupt came after the release
-            scheduler.release(allocation)
-        raise
+        release(scheduler, allocation)
     finally:
         assert scheduler.free(inventory.devices[0].id) == 10_000
 

@@ -5,19 +5,9 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from interrupts import interrupted
+from interrupts import interrupted, release
 
 WITHIN = f"{Path(anyaccel.__file__).parent}/scheduler/"
-
-
-def release(scheduler, allocation):
-    """Release an allocation, also if an interrupt came during the first call."""
-    try:
-        scheduler.release(allocation)
-    except KeyboardInterrupt:
-        with contextlib.suppress(ValueError):  # the interrupt came after the release
-            scheduler.release(allocation)
-        raise
 
 
 def allocated(scheduler, _):

@@ -3,6 +3,7 @@
 In the short form of the tests, at every other one.
 """
 
+import contextlib
 import dis
 import sys
 
@@ -33,6 +34,16 @@ def interrupted(work, within):
         if where:
             yield where
     assert position > 20
+
+
+def release(scheduler, allocation):
+    """Release an allocation, also if an interrupt came during the first call."""
+    try:
+        scheduler.release(allocation)
+    except KeyboardInterrupt:
+        with contextlib.suppress(ValueError):  # the interrupt came after the release
+            scheduler.release(allocation)
+        raise
 
 
 def _interrupt(work, within, position):

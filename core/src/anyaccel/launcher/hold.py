@@ -128,7 +128,7 @@ class DeviceLease(OpenLease):
             LedgerError: If a command was started, and the ledger cannot be read; the devices are left to the command
                 nevertheless.
         """
-        finish_step(self._release)
+        finish_step(self._release)  # not in end_lease() alone: an interrupt on the way there would keep the devices
 
     def _release(self) -> None:
         """Release the devices and remove the cgroup; a second call does what an interrupt has left."""

@@ -241,7 +241,6 @@ class Allocator:
             ValueError: When the allocation is not held: it was released before, another scheduler made it, or it is a
                 member of a gang, which is released as a whole.
         """
-        held: Allocation | None = allocation
         try:
             with self._lock:
                 held = self._held.pop(allocation.id, None)
